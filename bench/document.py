@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JSON document of a run: every sample, what follows from them, and where they were taken.
+
+Bytes, seconds and bytes per second throughout. Readers check "schema" first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bench.goals import Goal, relative_to_limit
+from bench.leaks import LeakResult
+from bench.results import StateResult
+from bench.rounds import LIMIT_NAMES
+from bench.statistics import quartiles
+
+SCHEMA_VERSION = 1
+
+
+def document(
+    facts: dict[str, Any],
+    arguments: dict[str, Any],
+    results: Mapping[str, StateResult],
+    leaks: LeakResult | None,
+    goals: Sequence[Goal],
+) -> dict[str, Any]:
+    """Everything that was measured, ready for json.dump.
+
+    facts: of machine.describe; arguments: of the command line, its seed among them.
+    """
+    return {
+        "schema": SCHEMA_VERSION,
+        "program": "bench.save",
+        "arguments": arguments,
+        "machine": facts,
+        "states": [_state(result, arguments["seed"]) for result in results.values()],
+        "leaks": leaks.as_json() if leaks else None,
+        "goals": [goal.as_json() for goal in goals],
+    }
+
+
+def _state(result: StateResult, seed: int) -> dict[str, Any]:
+    shares = relative_to_limit(result, seed)
+    return {
+        "name": result.name,
+        "title": result.title,
+        "bytes": result.bytes,
+        "tensors": result.tensors,
+        "rounds": result.rounds,
+        "limit": result.fastest(LIMIT_NAMES),
+        "absent": result.absent,
+        "equals_torch_save": result.equals_torch_save,
+        "contenders": [
+            {
+                "name": name,
+                "title": result.titles[name],
+                "rate_quartiles": quartiles([sample.rate for sample in result.samples(name)]),
+                "of_the_limit": asdict(shares[name]) if name in shares else None,
+                "first_save": (
+                    asdict(result.first_saves[name]) if name in result.first_saves else None
+                ),
+                "stage_seconds": result.stages(name),
+                "samples": [
+                    {"round": entry.round, "group": entry.group, **entry.sample.as_json()}
+                    for entry in result.measurements
+                    if entry.contender == name
+                ],
+            }
+            for name in result.measured()
+        ],
+    }

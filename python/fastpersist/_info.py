@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a finished save reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping
+
+from fastpersist import _core
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class SaveInfo:
+    """One finished save. Frozen; `repr` is one readable line."""
+
+    path: str | None
+    """As given; None for a file object."""
+    bytes: int
+    """Size of the file."""
+    seconds: Mapping[str, float]
+    """Where the time went: capture (pickling), plan, fill (copy and checksums), write (submitting
+    and waiting), sync, commit (rename and directory sync), stall (how long the caller waited), total."""
+    engine: str
+    """"uring", "libaio", "threads", "buffered"; "torch" where torch.save wrote; "file object"."""
+    engine_reason: str
+    """Why that engine."""
+    direct: bool
+    """True when the page cache was bypassed to the end."""
+    in_place_bytes: int = 0
+    """Bytes that went to the device straight from tensor memory, without a copy."""
+    referenced_bytes: int | None = None
+    """Bytes of storages that tensors of the state refer to; `bytes` is larger when views drag whole
+    storages along (`compact=True` leaves those out). None where it was not counted."""
+    parts: int = 1
+    """Number of files."""
+    step: int | None = None
+    """The training step; None for a single file."""
+
+    def __repr__(self) -> str:
+        total = self.seconds.get("total", 0.0)
+        speed = f"{self.bytes / total / 1e9:.2f} GB/s" if total > 0 else "no time"
+        how = f"{self.engine}, {'direct' if self.direct else 'buffered'}"
+        return f"<SaveInfo {self.path}: {_size(self.bytes)} in {total:.3f} s, {speed}, {how}>"
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.4g} TB"
+
+
+def from_core(
+    info: _core.SaveInfo, path: str, capture_seconds: float, referenced_bytes: int | None
+) -> SaveInfo:
+    """Completes what the compiled core reports with what Python knows."""
+    seconds = dict(info.seconds)
+    seconds["capture"] = capture_seconds
+    seconds["total"] += capture_seconds
+    seconds["stall"] = seconds["total"]  # nothing of a plain save happens in the background
+    return SaveInfo(
+        path=path,
+        bytes=info.bytes,
+        seconds=types.MappingProxyType(seconds),
+        engine=info.engine,
+        engine_reason=info.engine_reason,
+        direct=info.direct,
+        in_place_bytes=info.in_place_bytes,
+        referenced_bytes=referenced_bytes,
+    )

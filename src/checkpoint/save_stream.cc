@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/save_stream.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/align.h"
+#include "base/fork_guard.h"
+#include "checkpoint/staging_lease.h"
+#include "commit/publish.h"
+#include "commit/target.h"
+#include "pipeline/write_stream.h"
+
+namespace fastpersist::checkpoint {
+namespace {
+
+// Chosen by measurement (docs/performance.md): larger blocks and deeper queues gain nothing.
+constexpr std::uint64_t kDefaultBlock = std::uint64_t{4} << 20;
+constexpr std::uint32_t kDefaultDepth = 8;
+constexpr std::uint64_t kDefaultStaging = std::uint64_t{64} << 20;
+// Below this, registering buffers costs more than it saves.
+constexpr std::uint64_t kMinRegistered = std::uint64_t{16} << 20;
+constexpr plan::DeviceLimits kBuffered{.memory_align = 1, .offset_align = 1, .direct = false};
+
+using Refused = std::vector<std::pair<Engine, std::string>>;
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Storage errors that may pass by themselves: quotas and servers recover, other writers free space.
+bool MayPass(const Error& error) {
+  return error.code == ErrorCode::kStorage &&
+         (error.system_errno == EIO || error.system_errno == ENOSPC ||
+          error.system_errno == EDQUOT) &&
+         error.operation != "sync the directory";
+}
+
+struct Sizes {
+  std::uint64_t block = 0;
+  std::uint64_t staging = 0;
+  std::uint32_t depth = 0;
+};
+
+Sizes ChooseSizes(const Options& options, const plan::DeviceLimits& limits, std::uint64_t bytes) {
+  const std::uint64_t align = std::max({limits.offset_align, limits.memory_align, 4096U});
+  const std::uint64_t all = base::AlignUp(std::max<std::uint64_t>(bytes, 1), align);
+  Sizes sizes;
+  sizes.staging = std::max(align, options.staging_bytes.value_or(kDefaultStaging));
+  sizes.block = base::AlignUp(options.block_bytes.value_or(kDefaultBlock), align);
+  sizes.block = std::min({sizes.block, base::AlignDown(sizes.staging, align), all});
+  sizes.staging = std::min(sizes.staging, base::AlignUp(all, sizes.block));
+  sizes.depth = options.queue_depth.value_or(kDefaultDepth);
+  return sizes;
+}
+
+// One attempt to write and publish the file.
+class Attempt {
+ public:
+  Attempt(const layout::Stream& stream, const commit::Target& target, const Options& options,
+          const Environment& environment, SaveInfo& info)
+      : stream_(stream), target_(target), options_(options), environment_(environment),
+        info_(info) {}
+
+  Result<void> Run(const Refused& refused) {
+    auto publication = commit::Publication::Begin(target_, options_, *environment_.files);
+    if (!publication) return std::unexpected(publication.error());
+    const plan::DeviceLimits limits = Limits(*publication);
+    const std::uint64_t padded = base::AlignUp(stream_.size(), limits.offset_align);
+    if (auto done = publication->Preallocate(stream_.size(), padded); !done) return done;
+    if (auto done = Write(*publication, limits, refused); !done) return done;
+    return Finish(*publication);
+  }
+
+  /// The engine that failed as such, if one did.
+  [[nodiscard]] std::optional<Engine> failed_engine() const { return failed_engine_; }
+
+ private:
+  plan::DeviceLimits Limits(const commit::Publication& publication) {
+    const bool wanted = options_.direct && options_.engine != Engine::kBuffered;
+    if (!publication.regular() || !wanted) return kBuffered;
+    if (environment_.files->SetDirect(publication.fd(), true) < 0) {
+      fell_back_ = true;
+      return kBuffered;
+    }
+    const plan::DeviceLimits limits = environment_.files->Limits(publication.fd());
+    if (!limits.direct) {
+      fell_back_ = true;
+      (void)environment_.files->SetDirect(publication.fd(), false);
+    }
+    return limits;
+  }
+
+  Result<void> Write(commit::Publication& publication, const plan::DeviceLimits& limits,
+                     const Refused& refused) {
+    const Sizes sizes = ChooseSizes(options_, limits, stream_.size());
+    auto lease = StagingLease::Take(sizes.staging, sizes.block);
+    if (!lease) {
+      lease.error().path = target_.path;
+      return std::unexpected(lease.error());
+    }
+    const auto staging = lease->pool().memory().first(
+        base::AlignDown(std::min<std::uint64_t>(lease->pool().memory().size(), sizes.staging),
+                        sizes.block));
+    const plan::WritePlan plan =
+        plan::PlanWrites(stream_, {.begin = 0, .end = stream_.size()},
+                         {.limits = limits, .block_bytes = sizes.block});
+    auto choice = engine::ChooseEngine(options_.engine, limits.direct, sizes.depth,
+                                       environment_.make_engine, refused);
+    if (staging.size() >= kMinRegistered) (void)choice.engine->RegisterMemory(staging);
+    const Engine chosen = choice.engine->kind();
+    info_.staged_bytes = plan.staged_bytes;
+    info_.in_place_bytes = plan.in_place_bytes;
+    info_.seconds.plan += SecondsSince(start_);
+
+    auto outcome = pipeline::WriteStream(
+        stream_, plan, sizes.block,
+        {.fd = publication.fd(),
+         .path = target_.path,
+         .limits = limits,
+         .leave_direct = [&] { return environment_.files->SetDirect(publication.fd(), false); }},
+        choice.engine, staging);
+    info_.seconds.fill += outcome.fill_seconds;
+    info_.seconds.write += outcome.write_seconds;
+    if (outcome.engine_failed) failed_engine_ = chosen;
+    if (outcome.error) {
+      outcome.error->path = target_.path;
+      return std::unexpected(*std::move(outcome.error));
+    }
+    Describe(choice, lease->pool(), limits, outcome.left_direct);
+    return {};
+  }
+
+  void Describe(const engine::EngineChoice& choice, const memory::StagingPool& pool,
+                const plan::DeviceLimits& limits, const std::string& left_direct) {
+    fell_back_ = fell_back_ || !left_direct.empty();
+    info_.engine = choice.engine->kind();
+    info_.direct = limits.direct && left_direct.empty();
+    info_.engine_reason = choice.reason;
+    if (!left_direct.empty()) info_.engine_reason = left_direct;
+    const std::string& shortcoming = pool.shortcoming();
+    if (!shortcoming.empty()) info_.engine_reason += "; " + shortcoming;
+    const bool slower = fell_back_ || choice.fell_back || !shortcoming.empty();
+    info_.warning = slower ? fmt::format("saving with {}: {}", EngineName(info_.engine),
+                                         info_.engine_reason)
+                           : "";
+  }
+
+  Result<void> Finish(commit::Publication& publication) {
+    const auto sync_start = Clock::now();
+    if (auto sealed = publication.Seal(stream_.size()); !sealed) return sealed;
+    // A file that could not be written directly should not push others out of the page cache.
+    if (fell_back_) (void)::posix_fadvise(publication.fd(), 0, 0, POSIX_FADV_DONTNEED);
+    info_.seconds.sync += SecondsSince(sync_start);
+    const auto commit_start = Clock::now();
+    std::string warning;
+    if (auto published = publication.Publish(warning); !published) return published;
+    if (!warning.empty()) info_.warning = warning;
+    info_.seconds.commit += SecondsSince(commit_start);
+    return {};
+  }
+
+  const layout::Stream& stream_;
+  const commit::Target& target_;
+  const Options& options_;
+  const Environment& environment_;
+  SaveInfo& info_;
+  Clock::time_point start_ = Clock::now();
+  bool fell_back_ = false;
+  std::optional<Engine> failed_engine_;
+};
+
+}  // namespace
+
+Result<SaveInfo> SaveStream(const layout::Stream& stream, const std::string& path,
+                            const Options& options, const Environment& environment) {
+  const auto start = Clock::now();
+  if (auto valid = Validate(options); !valid) return std::unexpected(valid.error());
+  if (auto alive = base::CheckNotForked(); !alive) return std::unexpected(alive.error());
+  auto target = commit::ResolveTarget(path, *environment.files);
+  if (!target) return std::unexpected(target.error());
+
+  SaveInfo info{.path = path, .bytes = stream.size()};
+  Refused refused;
+  std::uint32_t retries = target->special ? 0 : options.retries;  // a pipe cannot take bytes back
+  for (;;) {
+    Attempt attempt(stream, *target, options, environment, info);
+    auto done = attempt.Run(refused);
+    if (done) break;
+    if (const auto failed = attempt.failed_engine()) {
+      refused.emplace_back(*failed, done.error().Message());
+    } else if (retries > 0 && MayPass(done.error())) {
+      --retries;
+    } else {
+      return std::unexpected(std::move(done.error()));
+    }
+  }
+  info.seconds.total = SecondsSince(start);
+  return info;
+}
+
+}  // namespace fastpersist::checkpoint

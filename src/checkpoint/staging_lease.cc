@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/staging_lease.h"
+
+#include <mutex>
+#include <utility>
+
+namespace fastpersist::checkpoint {
+namespace {
+
+struct Kept {
+  std::mutex mutex;
+  memory::StagingPool pool;  // empty while leased
+};
+
+Kept& TheKept() {
+  // Never destroyed: a save may still run in another thread when the process exits.
+  static auto* kept = new Kept;
+  return *kept;
+}
+
+}  // namespace
+
+Result<StagingLease> StagingLease::Take(std::uint64_t bytes, std::uint64_t least_bytes) {
+  {
+    Kept& kept = TheKept();
+    const std::scoped_lock lock(kept.mutex);
+    if (kept.pool.memory().size() >= bytes) return StagingLease(std::move(kept.pool));
+  }
+  for (;;) {
+    auto pool = memory::StagingPool::Create(bytes);
+    if (pool) return StagingLease(*std::move(pool));
+    if (bytes / 2 < least_bytes) return std::unexpected(pool.error());
+    bytes /= 2;
+  }
+}
+
+StagingLease::~StagingLease() {
+  if (pool_.memory().empty()) return;
+  Kept& kept = TheKept();
+  const std::scoped_lock lock(kept.mutex);
+  // The larger one stays; swap leaves the other to be freed with this lease.
+  if (pool_.memory().size() > kept.pool.memory().size()) std::swap(kept.pool, pool_);
+}
+
+}  // namespace fastpersist::checkpoint

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/threads_engine.h"
+
+#include <pthread.h>
+
+#include <condition_variable>
+#include <csignal>
+#include <deque>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "engine/buffered_engine.h"
+
+namespace fastpersist::engine {
+namespace {
+
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  SignalsBlocked(SignalsBlocked&&) = delete;
+  SignalsBlocked& operator=(SignalsBlocked&&) = delete;
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_{};
+};
+
+class ThreadsEngine final : public IoEngine {
+ public:
+  ThreadsEngine() = default;
+  ThreadsEngine(const ThreadsEngine&) = delete;
+  ThreadsEngine& operator=(const ThreadsEngine&) = delete;
+  ThreadsEngine(ThreadsEngine&&) = delete;
+  ThreadsEngine& operator=(ThreadsEngine&&) = delete;
+  ~ThreadsEngine() override {
+    {
+      const std::scoped_lock lock(mutex_);
+      closing_ = true;
+    }
+    work_.notify_all();
+  }  // std::jthread joins
+
+  Result<void> Open(unsigned depth) {
+    const SignalsBlocked blocked;
+    try {
+      for (unsigned i = 0; i < depth; ++i) {
+        threads_.emplace_back([this] { Work(); });
+        ::pthread_setname_np(threads_.back().native_handle(), "fastpersist-io");
+      }
+    } catch (const std::system_error& error) {
+      if (threads_.empty()) {
+        return std::unexpected(Error{.operation = "start a thread",
+                                     .system_errno = error.code().value(),
+                                     .detail = "no thread can be started"});
+      }
+    }
+    return {};
+  }
+
+  [[nodiscard]] Engine kind() const override { return Engine::kThreads; }
+  [[nodiscard]] unsigned depth() const override { return static_cast<unsigned>(threads_.size()); }
+
+  Result<Submitted> Submit(const IoRequest& request, IoCompletion* /*completed*/) override {
+    {
+      const std::scoped_lock lock(mutex_);
+      if (in_flight_ == threads_.size()) return Submitted::kBusy;
+      ++in_flight_;
+      requests_.push_back(request);
+    }
+    work_.notify_one();
+    return Submitted::kQueued;
+  }
+
+  Result<std::size_t> Reap(std::span<IoCompletion> out) override {
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return !completions_.empty(); });
+    std::size_t count = 0;
+    while (count < out.size() && !completions_.empty()) {
+      out[count++] = completions_.front();
+      completions_.pop_front();
+      --in_flight_;
+    }
+    return count;
+  }
+
+ private:
+  void Work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      work_.wait(lock, [this] { return closing_ || !requests_.empty(); });
+      if (requests_.empty()) return;
+      const IoRequest request = requests_.front();
+      requests_.pop_front();
+      lock.unlock();
+      const std::int64_t result = MoveBytes(request);
+      lock.lock();
+      completions_.push_back({.tag = request.tag, .result = result});
+      done_.notify_one();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable work_;
+  std::condition_variable done_;
+  std::deque<IoRequest> requests_;
+  std::deque<IoCompletion> completions_;
+  std::size_t in_flight_ = 0;
+  bool closing_ = false;
+  std::vector<std::jthread> threads_;  // last: joined before the rest goes
+};
+
+}  // namespace
+
+Result<std::unique_ptr<IoEngine>> MakeThreadsEngine(unsigned depth) {
+  auto engine = std::make_unique<ThreadsEngine>();
+  if (auto opened = engine->Open(depth); !opened) return std::unexpected(opened.error());
+  return engine;
+}
+
+}  // namespace fastpersist::engine

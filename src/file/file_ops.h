@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The file-system calls of a save, one virtual function each, so that tests can fail, record and
+// replay them (testing/faulty_files.h). The real ones retry EINTR and do nothing else.
+//
+// Every call returns >= 0 on success and -errno on failure. Thread-safe.
+#pragma once
+
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include <cstdint>
+
+#include "plan/write_plan.h"
+
+namespace fastpersist::file {
+
+class FileOps {
+ public:
+  virtual ~FileOps() = default;
+
+  /// openat(2) with O_CLOEXEC; returns the descriptor.
+  virtual int Open(int directory, const char* name, int flags, mode_t mode) const;
+  /// fstatat(2), without following a link in the last component.
+  virtual int StatLink(int directory, const char* name, struct stat* out) const;
+  /// Takes an open-file-description write lock (fcntl(2), F_OFD_SETLK) without waiting. -EAGAIN:
+  /// somebody holds it.
+  virtual int TryLock(int fd) const;
+  virtual int ChangeMode(int fd, mode_t mode) const;
+  virtual int ChangeGroup(int fd, gid_t group) const;
+  /// fallocate(2) with mode 0; never posix_fallocate, which writes where the file system cannot.
+  virtual int Preallocate(int fd, std::uint64_t size) const;
+  /// Turns O_DIRECT on or off for this open file.
+  virtual int SetDirect(int fd, bool direct) const;
+  virtual int Truncate(int fd, std::uint64_t size) const;
+  virtual int SyncData(int fd) const;       ///< fdatasync(2)
+  virtual int SyncDirectory(int fd) const;  ///< fsync(2)
+  /// close(2) of a duplicate: file systems that report write errors at close (NFS) report them, and
+  /// the descriptor with its lock stays.
+  virtual int FlushAsClose(int fd) const;
+  virtual int Rename(int directory, const char* from, const char* to) const;
+  virtual int Unlink(int directory, const char* name) const;
+  /// Alignment of direct I/O on this file; see ProbeLimits.
+  virtual plan::DeviceLimits Limits(int fd) const;
+};
+
+/// The one real implementation; stateless.
+[[nodiscard]] const FileOps& RealFileOps();
+
+}  // namespace fastpersist::file

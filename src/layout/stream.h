@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Stream is the value at the heart of FastPersist: one ordinary file, described as extents in file
+// order before any data is read. Every offset and length is known; what cannot be known yet (bytes
+// that contain checksums) has a fixed width and is rendered once the checksums are there.
+//
+// layout makes streams, plan and pipeline consume them. A Stream is immutable and safe to share
+// between threads. It does not own the memory that its kMemory extents point to.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace fastpersist::layout {
+
+inline constexpr std::uint32_t kNoRecord = std::numeric_limits<std::uint32_t>::max();
+
+/// A contiguous range of the stream with one source. Extents are never empty, and cover the stream
+/// without holes or overlaps in ascending order.
+struct Extent {
+  enum class Kind : std::uint8_t {
+    kMemory,     ///< The caller's memory.
+    kGenerated,  ///< Bytes made by layout, held by the stream.
+    kLate,       ///< Bytes that depend on record checksums; rendered when the range is filled.
+  };
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+  Kind kind = Kind::kGenerated;
+  /// kMemory, kGenerated: the source. kLate: null.
+  const std::byte* bytes = nullptr;
+  /// The record whose body this extent is (its bytes count towards that record's digest), or kNoRecord.
+  std::uint32_t body_of = kNoRecord;
+  /// kLate: the number that LateBytes::Render understands.
+  std::uint32_t late_id = 0;
+
+  [[nodiscard]] std::uint64_t end() const { return offset + length; }
+};
+
+/// What is known of a record's body once it was filled.
+struct RecordDigest {
+  std::uint32_t crc = 0;             ///< CRC-32 of the body; 0 for an empty one.
+  std::array<std::byte, 8> head{};  ///< Its first bytes; as many as the body has, zeros after.
+};
+
+/// Renders the late extents of one stream. Implementations are immutable.
+class LateBytes {
+ public:
+  virtual ~LateBytes() = default;
+  /// Writes exactly out.size() bytes, the length of the extent. records[r] is final for every record
+  /// whose body precedes the extent in the stream.
+  virtual void Render(std::uint32_t late_id, std::span<const RecordDigest> records,
+                      std::span<std::byte> out) const = 0;
+};
+
+class Stream {
+ public:
+  [[nodiscard]] std::uint64_t size() const { return extents_.empty() ? 0 : extents_.back().end(); }
+  [[nodiscard]] std::span<const Extent> extents() const { return extents_; }
+  [[nodiscard]] std::uint32_t record_count() const { return record_count_; }
+  /// Null for streams without late extents.
+  [[nodiscard]] const LateBytes* late() const { return late_.get(); }
+
+ private:
+  friend class StreamBuilder;
+  std::vector<Extent> extents_;
+  std::vector<std::byte> generated_;
+  std::shared_ptr<const LateBytes> late_;
+  std::uint32_t record_count_ = 0;
+};
+
+/// Appends extents in file order. Empty pieces are dropped. Used by one thread, then consumed.
+class StreamBuilder {
+ public:
+  [[nodiscard]] std::uint64_t offset() const { return offset_; }
+  void Reserve(std::size_t extents, std::size_t generated_bytes);
+
+  /// Copies the bytes into the stream.
+  void AddGenerated(std::span<const std::byte> bytes, std::uint32_t body_of = kNoRecord);
+  /// Refers to the caller's memory, which must outlive the stream.
+  void AddMemory(std::span<const std::byte> bytes, std::uint32_t body_of = kNoRecord);
+  void AddLate(std::uint64_t length, std::uint32_t late_id, std::uint32_t body_of = kNoRecord);
+
+  [[nodiscard]] Stream Finish(std::uint32_t record_count, std::shared_ptr<const LateBytes> late) &&;
+
+ private:
+  Extent& Append(Extent::Kind kind, std::uint64_t length, std::uint32_t body_of);
+
+  Stream stream_;
+  // (extent, offset in generated_) until the arena stops moving.
+  std::vector<std::pair<std::size_t, std::size_t>> generated_at_;
+  std::uint64_t offset_ = 0;
+};
+
+}  // namespace fastpersist::layout

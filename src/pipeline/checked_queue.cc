@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pipeline/checked_queue.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cerrno>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/advice.h"
+#include "base/align.h"
+#include "engine/buffered_engine.h"
+
+namespace fastpersist::pipeline {
+namespace {
+
+// A direct write that keeps ending within its first block is finished without direct I/O.
+constexpr unsigned kMaxDirectRepeats = 8;
+// EAGAIN means that the kernel is short of something; it passes, or it does not within 10 s.
+constexpr unsigned kMaxRepeats = 10'000;
+constexpr auto kPause = std::chrono::milliseconds(1);
+
+}  // namespace
+
+CheckedQueue::CheckedQueue(std::unique_ptr<engine::IoEngine>& engine, QueueFile file,
+                           unsigned slots)
+    : engine_(engine), file_(std::move(file)), transfers_(slots), completions_(slots) {
+  free_.reserve(slots);
+  pending_.reserve(slots);
+  for (unsigned slot = slots; slot-- > 0;) free_.push_back(slot);
+}
+
+CheckedQueue::~CheckedQueue() {
+  pending_.clear();
+  while (in_flight_ > 0 && !engine_failed_) ReapSome();
+}
+
+Result<unsigned> CheckedQueue::AcquireSlot() {
+  while (free_.empty() && !error_) ReapSome();
+  if (error_) return std::unexpected(*error_);
+  const unsigned slot = free_.back();
+  free_.pop_back();
+  return slot;
+}
+
+Result<void> CheckedQueue::Start(unsigned slot, std::uint64_t offset,
+                                 std::span<const std::byte> padded, std::uint64_t length) {
+  assert(!file_.limits.direct || (base::IsAligned(offset, file_.limits.offset_align) &&
+                                  base::IsAligned(padded.size(), file_.limits.offset_align) &&
+                                  base::IsAlignedAddress(padded.data(), file_.limits.memory_align)));
+  transfers_[slot] = {
+      .data = padded.data(), .offset = offset, .padded = padded.size(), .length = length};
+  pending_.push_back(slot);
+  SubmitPending();
+  if (error_) return std::unexpected(*error_);
+  return {};
+}
+
+Result<void> CheckedQueue::Drain() {
+  while (!error_ && (in_flight_ > 0 || !pending_.empty())) ReapSome();
+  if (error_) return std::unexpected(*error_);
+  return {};
+}
+
+void CheckedQueue::SubmitPending() {
+  if (leaving_direct_ && in_flight_ == 0) FinishLeavingDirect();
+  while (!pending_.empty() && !error_ && !leaving_direct_) {
+    const unsigned slot = pending_.front();
+    const Transfer& transfer = transfers_[slot];
+    // Without direct I/O there is no reason to write the padding.
+    const std::uint64_t length = file_.limits.direct ? transfer.padded : transfer.length;
+    engine::IoCompletion completed;
+    auto submitted = engine_->Submit({.kind = engine::IoRequest::Kind::kWrite,
+                                      .fd = file_.fd,
+                                      .data = const_cast<std::byte*>(transfer.data),
+                                      .length = length,
+                                      .offset = transfer.offset,
+                                      .tag = slot},
+                                     &completed);
+    if (!submitted) {
+      engine_failed_ = true;
+      Fail(std::move(submitted.error()));
+      return;
+    }
+    if (*submitted == engine::Submitted::kBusy) return;
+    pending_.erase(pending_.begin());
+    if (*submitted == engine::Submitted::kQueued) {
+      ++in_flight_;
+    } else {
+      Judge(slot, completed.result);
+    }
+  }
+}
+
+void CheckedQueue::ReapSome() {
+  if (in_flight_ > 0) {
+    auto reaped = engine_->Reap(completions_);
+    if (!reaped) {
+      engine_failed_ = true;
+      Fail(std::move(reaped.error()));
+      return;
+    }
+    in_flight_ -= static_cast<unsigned>(*reaped);
+    for (const auto& completion : std::span(completions_).first(*reaped)) {
+      Judge(static_cast<unsigned>(completion.tag), completion.result);
+    }
+  }
+  SubmitPending();
+}
+
+void CheckedQueue::Judge(unsigned slot, std::int64_t result) {
+  Transfer& transfer = transfers_[slot];
+  if (result > 0) {
+    Progress(slot, static_cast<std::uint64_t>(result));
+  } else if (result == 0) {
+    Fail(WriteError(transfer, EIO, "the kernel wrote 0 bytes"));
+  } else if ((result == -EINTR || result == -EAGAIN) && transfer.attempts < kMaxRepeats) {
+    if (result == -EAGAIN) std::this_thread::sleep_for(kPause);
+    ++transfer.attempts;
+    Again(slot);
+  } else if (result == -EINVAL && file_.limits.direct) {
+    LeaveDirect(fmt::format("the file refused an aligned direct write at offset {} (EINVAL)",
+                            transfer.offset));
+    Again(slot);
+  } else {
+    Fail(WriteError(transfer, static_cast<int>(-result), ""));
+  }
+}
+
+void CheckedQueue::Progress(unsigned slot, std::uint64_t written) {
+  Transfer& transfer = transfers_[slot];
+  if (written >= transfer.length) {
+    free_.push_back(slot);
+    return;
+  }
+  if (file_.limits.direct) {
+    // The next direct write must begin on a block again; what it repeats is the same bytes.
+    written = base::AlignDown(written, std::max(file_.limits.offset_align, file_.limits.memory_align));
+  }
+  transfer.attempts = written == 0 ? transfer.attempts + 1 : 0;
+  transfer.data += written;
+  transfer.offset += written;
+  transfer.padded -= written;
+  transfer.length -= written;
+  if (file_.limits.direct && transfer.attempts >= kMaxDirectRepeats) {
+    LeaveDirect(fmt::format("direct writes at offset {} keep ending within a block",
+                            transfer.offset));
+  }
+  Again(slot);
+}
+
+void CheckedQueue::Again(unsigned slot) {
+  pending_.insert(pending_.begin(), slot);
+}
+
+void CheckedQueue::LeaveDirect(std::string reason) {
+  if (left_direct_.empty()) left_direct_ = std::move(reason);
+  leaving_direct_ = true;  // finished once nothing is in flight: SubmitPending
+}
+
+void CheckedQueue::FinishLeavingDirect() {
+  leaving_direct_ = false;
+  if (const int result = file_.leave_direct(); result < 0) {
+    Fail({.operation = "turn direct I/O off",
+          .path = file_.path,
+          .system_errno = -result,
+          .detail = left_direct_,
+          .advice = "save with direct=False"});
+    return;
+  }
+  file_.limits = {.memory_align = 1, .offset_align = 1, .direct = false};
+  engine_ = std::make_unique<engine::BufferedEngine>();
+}
+
+void CheckedQueue::Fail(Error error) {
+  if (!error_) error_ = std::move(error);
+}
+
+Error CheckedQueue::WriteError(const Transfer& transfer, int system_errno,
+                               std::string detail) const {
+  return {.operation = "write",
+          .path = file_.path,
+          .offset = transfer.offset,
+          .system_errno = system_errno,
+          .detail = std::move(detail),
+          .advice = base::AdviceFor(system_errno)};
+}
+
+}  // namespace fastpersist::pipeline

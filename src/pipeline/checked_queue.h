@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// CheckedQueue is the one place where completions are judged. It keeps several writes in flight on
+// an engine and carries every one of them through to its last byte, or reports why it could not:
+//
+//   short count      the rest is written; a direct write that ended off a block repeats that block
+//   EINTR, EAGAIN    tried again
+//   0 bytes          an error, never a spin
+//   EINVAL           on a direct write, whose alignment is right: the file does not take direct I/O
+//                    after all; what is in flight is drained and the file goes on buffered
+//   anything else    the first error is kept; nothing new is started; what is in flight is drained
+//
+// Used by one thread. Allocates nothing after construction.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/io_engine.h"
+#include "fastpersist/error.h"
+#include "plan/write_plan.h"
+
+namespace fastpersist::pipeline {
+
+/// The open file as the queue sees it.
+struct QueueFile {
+  int fd = -1;
+  std::string path;  ///< For messages: as the user named it.
+  plan::DeviceLimits limits;
+  /// Turns direct I/O off; >= 0 or -errno.
+  std::function<int()> leave_direct;
+};
+
+class CheckedQueue {
+ public:
+  /// slots: how many writes may be pending or in flight. The engine and file must outlive the queue.
+  CheckedQueue(std::unique_ptr<engine::IoEngine>& engine, QueueFile file, unsigned slots);
+  CheckedQueue(const CheckedQueue&) = delete;
+  CheckedQueue& operator=(const CheckedQueue&) = delete;
+  CheckedQueue(CheckedQueue&&) = delete;
+  CheckedQueue& operator=(CheckedQueue&&) = delete;
+  /// Drains what is in flight, so that the memory may be reused. Errors were reported before.
+  ~CheckedQueue();
+
+  /// Returns a slot whose memory may be filled; waits for one. An error ends the save.
+  [[nodiscard]] Result<unsigned> AcquireSlot();
+  /// Starts the write of data at the given offset: padded.size() bytes, of which length matter. The
+  /// memory must stay unchanged until the slot is acquired again or Drain returned.
+  [[nodiscard]] Result<void> Start(unsigned slot, std::uint64_t offset,
+                                   std::span<const std::byte> padded, std::uint64_t length);
+  /// Waits until every started write is complete.
+  [[nodiscard]] Result<void> Drain();
+
+  /// True when the error came from the engine itself, not from the file: another engine may do.
+  [[nodiscard]] bool engine_failed() const { return engine_failed_; }
+  /// Why direct I/O was left in the middle of the file; empty if it was not.
+  [[nodiscard]] const std::string& left_direct() const { return left_direct_; }
+
+ private:
+  struct Transfer {
+    const std::byte* data = nullptr;
+    std::uint64_t offset = 0;
+    std::uint64_t padded = 0;  // bytes left, with the padding
+    std::uint64_t length = 0;  // bytes left that matter
+    unsigned attempts = 0;     // without progress
+  };
+
+  void SubmitPending();
+  void ReapSome();
+  void Judge(unsigned slot, std::int64_t result);
+  void Progress(unsigned slot, std::uint64_t written);
+  void Again(unsigned slot);
+  void LeaveDirect(std::string reason);
+  void FinishLeavingDirect();
+  void Fail(Error error);
+  [[nodiscard]] Error WriteError(const Transfer& transfer, int system_errno,
+                                 std::string detail) const;
+
+  std::unique_ptr<engine::IoEngine>& engine_;
+  QueueFile file_;
+  std::vector<Transfer> transfers_;
+  std::vector<unsigned> free_;
+  std::vector<unsigned> pending_;  // a ring would save moves, but it is never longer than slots
+  std::vector<engine::IoCompletion> completions_;
+  unsigned in_flight_ = 0;
+  bool leaving_direct_ = false;
+  bool engine_failed_ = false;
+  std::string left_direct_;
+  std::optional<Error> error_;
+};
+
+}  // namespace fastpersist::pipeline

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Carries out a write plan: fills staging buffers from the stream while earlier ones are being written,
+// and passes in-place writes through.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "engine/io_engine.h"
+#include "fastpersist/error.h"
+#include "layout/stream.h"
+#include "pipeline/checked_queue.h"
+#include "plan/write_plan.h"
+
+namespace fastpersist::pipeline {
+
+struct WriteOutcome {
+  std::optional<Error> error;  ///< None: every byte was accepted by the kernel.
+  bool engine_failed = false;  ///< The error is the engine's; another one may succeed.
+  std::string left_direct;     ///< Why direct I/O was left on the way; empty if it was not.
+  double fill_seconds = 0;
+  double write_seconds = 0;  ///< Submitting and waiting.
+};
+
+/// Writes the whole stream by the plan. staging holds at least one buffer of block_bytes; its number
+/// of buffers is the number of writes pending or in flight. The engine may be exchanged for the
+/// buffered one on the way. On return nothing is in flight, unless the engine failed.
+[[nodiscard]] WriteOutcome WriteStream(const layout::Stream& stream, const plan::WritePlan& plan,
+                                       std::uint64_t block_bytes, QueueFile file,
+                                       std::unique_ptr<engine::IoEngine>& engine,
+                                       std::span<std::byte> staging);
+
+}  // namespace fastpersist::pipeline
