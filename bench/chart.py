@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the rates of the writers from one or several JSON results of bench.save, one panel for each.
+"""Draws the rates of the writers from JSON results of bench.save, one panel for each result.
 
 `python -m bench.chart disk.json ram.json --output save.png`
 """
@@ -87,6 +87,7 @@ def _device(document: dict[str, Any]) -> str:
 
 
 def main() -> int:
+    """Draws what the command line asks for; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.chart", description=__doc__)
     parser.add_argument("results", nargs="+", type=Path, help="what bench.save --json wrote")
     parser.add_argument("--output", type=Path, required=True, help="the picture, for example a PNG")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes sure that what is measured is worth measuring: the file must equal torch.save's, byte for byte."""
+"""Makes sure that what is measured counts: the file must equal torch.save's, byte for byte."""
 
 from __future__ import annotations
 

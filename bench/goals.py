@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The goals that saving must reach, and what a run says about each.
 
-All are ratios or differences taken within one run. A goal is met when the median reaches it; a median
-from fewer than 15 pairs, or with an interval wider than ±5 %, is not a measurement.
+All are ratios or differences taken within one run. A goal is met when the median reaches it; a
+median from fewer than 15 pairs, or with an interval wider than ±5 %, is not a measurement.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Goal:
     verdict: str
 
     def as_json(self) -> dict[str, str]:
+        """The fields, ready for json.dump."""
         return asdict(self)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does saving leak? Saves many times, every other save made to fail, and counts what the process holds.
+"""Does saving leak? Saves many times, every other save made to fail, and counts what is held.
 
-Failures alternate between a target in a directory that does not exist and a file-size limit below the
-state's size. Counted are descriptors, threads, resident memory and files that nobody asked for, before
-(after one warm-up save of each kind, which may create pools kept on purpose) and after.
+Failures alternate between a target in a directory that does not exist and a file-size limit below
+the state's size. Counted are descriptors, threads, resident memory and files that nobody asked for,
+before (after a warm-up save of each kind, which may create pools that are kept) and after.
 `python -m bench.leaks` prints the counts; exit status 1 if something grew.
 """
 
@@ -55,6 +55,7 @@ class LeakResult:
 
     @property
     def unchanged(self) -> bool:
+        """Whether nothing grew, the resident memory by no more than RSS_TOLERANCE."""
         before, after = self.before, self.after
         return (
             after.descriptors <= before.descriptors
@@ -64,10 +65,12 @@ class LeakResult:
         )
 
     def as_json(self) -> dict[str, Any]:
+        """The fields and the verdict, ready for json.dump."""
         return asdict(self) | {"unchanged": self.unchanged}
 
     @staticmethod
     def from_json(found: dict[str, Any]) -> LeakResult:
+        """The reverse of as_json. Raises KeyError or TypeError for anything else."""
         return LeakResult(
             found["saves"],
             found["failed"],
@@ -78,7 +81,7 @@ class LeakResult:
 
 @contextlib.contextmanager
 def file_size_limit(limit: int) -> Iterator[None]:
-    """Lets writes beyond `limit` bytes fail with EFBIG. Python ignores the signal that comes along."""
+    """Lets writes beyond `limit` bytes fail with EFBIG; Python ignores the signal with it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -146,6 +149,7 @@ def describe(result: LeakResult) -> str:
 
 
 def main() -> int:
+    """Counts and prints; returns 1 if something grew."""
     parser = argparse.ArgumentParser(prog="python -m bench.leaks", description=__doc__)
     parser.add_argument(
         "--dir", type=Path, default=Path.cwd(), help="where to save (default: here)"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limit: how fast fio writes as many bytes to the same file system, direct and synced.
 
-fio allocates its file and its buffers before its clock starts, generates random data that it scrambles
-for every write, and computes nothing: whoever has a state to serialize can at best come near it. Its
-time includes one fsync at the end. Which of the settings is the limit is decided after all rounds.
+fio allocates its file and its buffers before its clock starts, generates random data that it
+scrambles for every write, and computes nothing: whoever has a state to serialize can at best come
+near it. Its time includes one fsync at the end. Which setting is the limit is decided after all
+rounds.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ class Setting:
 
     @property
     def name(self) -> str:
+        """As a contender."""
         return f"limit-{self.block_bytes // MIB}m-x{self.depth}"
 
     @property
     def title(self) -> str:
+        """In tables."""
         return f"fio, {self.block_bytes // MIB} MiB x {self.depth}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes where a benchmark ran: CPU, memory, kernel, file system, device and package versions."""
+"""Describes where a benchmark ran: CPU, memory, kernel, file system, device, package versions."""
 
 from __future__ import annotations
 

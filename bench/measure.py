@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures one save: wall time, CPU time of the process and of the whole machine, peak memory.
 
-CPU time of the process covers all its threads, io_uring's workers included. Kernel threads that work
-for it (write-back, loop devices) are charged to nobody: they show only in the machine's CPU time,
-which in turn counts everybody else who runs. Linux only.
+CPU time of the process covers all its threads, io_uring's workers included. Kernel threads that
+work for it (write-back, loop devices) are charged to nobody: they show only in the machine's CPU
+time, which in turn counts everybody else who runs. Linux only.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Sample:
         return self.cpu_seconds * 1e9 / self.bytes
 
     def as_json(self) -> dict[str, Any]:
+        """The fields, ready for json.dump."""
         return asdict(self) | {"detail": dict(self.detail)}
 
 

@@ -38,6 +38,7 @@ def first_save(peer: str, state: str, *, size: float, seed: int, directory: Path
 
 
 def main() -> int:
+    """Measures one first save in this process and prints it; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.memory", description=__doc__)
     parser.add_argument("--peer", required=True, choices=peers.PEERS)
     parser.add_argument("--state", default="gpt2", choices=states.STATES)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writers that are compared: fastpersist, its engines one by one, and what others offer.
 
-Every writer ends with its files, and the directory that names them, synced to the device, so that all
-are held to the same promise. What a writer needs once (imports, buffers, a flattened state) is made
-by `prepare` outside the measured time.
+Every writer ends with its files, and the directory that names them, synced to the device, so that
+all are held to the same promise. What a writer needs once (imports, buffers, a flattened state) is
+made by `prepare` outside the measured time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def sync_path(path: Path) -> None:
 
 
 def sync_tree(root: Path) -> None:
-    """Syncs every file and directory below `root`, `root` itself and the directory that names it."""
+    """Syncs every file and directory below `root`, `root` itself and the directory around it."""
     for folder, _, names in os.walk(root):
         for name in names:
             sync_path(Path(folder, name))
@@ -146,7 +146,7 @@ def _torchsnapshot(state: State) -> Save:
 
 
 def _deepspeed_fast_file_writer(state: State) -> Save:
-    """torch.save into DeepSpeed's FastFileWriter, with its default of two halves of a 64 MiB buffer.
+    """torch.save into DeepSpeed's FastFileWriter with its default, two halves of a 64 MiB buffer.
 
     The first use on a machine compiles DeepSpeed's operators, which takes minutes.
     """
@@ -183,7 +183,7 @@ def _deepspeed_fast_file_writer(state: State) -> Save:
 def _let_writer_start_without_gpu(module: Any) -> None:
     """The writer loads an operator that DeepSpeed refuses to build for CPUs.
 
-    It is called only through a patched torch, never in what is measured here, so a stand-in will do.
+    It is called only through a patched torch, never in what is measured here: a stand-in will do.
     """
     try:
         module.UtilsBuilder().load()

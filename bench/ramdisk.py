@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ext4 file system on a loop device over memory, for as long as a `with` block lasts. Needs root.
+"""An ext4 file system on a loop device over memory, as long as a `with` block lasts. Needs root.
 
-The process moves into a mount namespace of its own, mounts there with a loop device that frees itself
-at unmount, and unlinks the image at once. Thus the kernel takes everything back when the process
-ends, however it ends, SIGKILL included; the `with` block only does it earlier. Call it before any
-thread is started: a thread that exists already stays in the old namespace.
+The process moves into a mount namespace of its own, mounts there with a loop device that frees
+itself at unmount, and unlinks the image at once. Thus the kernel takes everything back when the
+process ends, however it ends, SIGKILL included; the `with` block only does it earlier. Call it
+before any thread is started: a thread that exists already stays in the old namespace.
 """
 
 from __future__ import annotations

@@ -61,6 +61,7 @@ class StateResult:
         return self.is_large or self.tensors >= MANY_TENSORS
 
     def samples(self, contender: str) -> list[Sample]:
+        """All samples of one contender, of every group and round."""
         return [entry.sample for entry in self.measurements if entry.contender == contender]
 
     def measured(self) -> list[str]:

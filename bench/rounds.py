@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interleaved, shuffled rounds: everybody saves the same state on the same storage under the same drift.
+"""Interleaved, shuffled rounds: everybody saves the same state under the same drift of the storage.
 
-Storage changes its speed within seconds, so what is compared must run close together. Contenders form
-groups; a round runs every group once, in random order, and a group its members one right after the
-other, in random order. fastpersist stands in one group with each setting of the limit, because the one
-that counts is known only at the end.
+Storage changes its speed within seconds, so what is compared must run close together. Contenders
+form groups; a round runs every group once, in random order, and a group its members one right after
+the other, in random order. fastpersist stands in one group with each setting of the limit, because
+the one that counts is known only at the end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -61,7 +62,7 @@ def contenders(
         else:
             try:
                 ready.append(_peer_contender(peers.PEERS[name], state))
-            except Exception as error:  # noqa: BLE001 - whatever another's package raises
+            except Exception as error:  # Whatever another's package raises.
                 absent[name] = f"failed to start: {_one_line(error)}"
         if name in absent:
             progress(f"{state.name}: without {name}: {absent[name]}")
@@ -160,7 +161,7 @@ def _run_one(
     make_equal_start(directory, thorough=result.takes_long)
     try:
         return contender.run(directory)
-    except Exception as error:  # noqa: BLE001 - one failure must not cost all measurements
+    except Exception as error:  # One failure must not cost all measurements.
         result.absent[contender.name] = f"failed: {_one_line(error)}"
         progress(f"{result.name}: {contender.name} {result.absent[contender.name]}")
         return None
@@ -180,10 +181,9 @@ def make_equal_start(directory: Path, *, thorough: bool) -> None:
         return
     gc.collect()
     if os.geteuid() == 0:
-        try:
+        # Where /proc is read-only it must do without: only dirty pages matter much to writers.
+        with contextlib.suppress(OSError):
             Path("/proc/sys/vm/drop_caches").write_text("1", encoding="ascii")
-        except OSError:
-            pass  # A read-only /proc: only dirty pages matter much to writers.
 
 
 def empty_directory(directory: Path) -> None:

@@ -30,7 +30,7 @@ OVERRULING_VARIABLES = ("FASTPERSIST_ENGINE", "FASTPERSIST_DIRECT")
 DEFAULT_ROUNDS = 15
 QUICK_ROUNDS = 3
 QUICK_SIZE = 0.1
-# Old and new file, or a writer's temporary beside its target, and what file systems need themselves.
+# Two files to compare, or a writer's temporary beside its target, and what a file system needs.
 SPACE_FACTOR = 3
 SPACE_EXTRA_BYTES = 512 << 20
 
@@ -83,6 +83,7 @@ class BenchError(RuntimeError):
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, with what --quick stands for filled in. SystemExit(2) when it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.save",
         description=__doc__,
@@ -118,7 +119,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rounds",
         type=_positive_integer,
-        help=f"rounds for each state, 20 times as many for the small one (default: {DEFAULT_ROUNDS})",
+        help=f"for each state; 20 times as many for the small one (default: {DEFAULT_ROUNDS})",
     )
     parser.add_argument(
         "--size", type=_positive_number, help="factor on the states' sizes (default: 1)"
@@ -308,6 +309,7 @@ def _exit_on_signal(number: int, _frame: types.FrameType | None) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 0, 1 for wrong bytes, 2 if it cannot run, 130 if interrupted."""
     arguments = parse_arguments(argv)
     signal.signal(signal.SIGTERM, _exit_on_signal)  # Unwinds, and thereby cleans up.
     try:

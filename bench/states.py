@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states that the benchmark saves: ordinary nested dicts of CPU tensors filled with random bits.
+"""The states that the benchmark saves: nested dicts of CPU tensors filled with random bits.
 
 Random bits cannot be compressed or deduplicated, so thin or compressing storage gains nothing from
 them. The same name, size and seed give the same bytes on every machine.

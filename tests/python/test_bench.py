@@ -18,11 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-if str(REPOSITORY) not in sys.path:
-    sys.path.insert(0, str(REPOSITORY))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench import (  # noqa: E402 - the path must be set first
+from bench import (
     goals,
     leaks,
     limit,
@@ -35,8 +33,9 @@ from bench import (  # noqa: E402 - the path must be set first
     states,
     statistics,
 )
-from bench.results import FirstSave, Measurement, StateResult  # noqa: E402
+from bench.results import FirstSave, Measurement, StateResult
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 SMALL_RUN = ["--size", "0.005", "--rounds", "2"]
 
 
@@ -288,7 +287,7 @@ def test_measure_sees_memory_that_was_freed_before_the_end() -> None:
 
 
 def gpt2_result(fastpersist_seconds: float, *, pairs: int = 15) -> StateResult:
-    """A run in which the limit takes 1 s, torch.save 3 s, and libaio is a tenth slower than uring."""
+    """A run where the limit takes 1 s, torch.save 3 s, uring 1 s, libaio 1.1 s, threads 1.2 s."""
     entries = []
     for number in range(1, pairs + 1):
         for setting in rounds.LIMIT_NAMES:
@@ -479,20 +478,29 @@ def test_a_chart_is_drawn_from_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "message"),
+    ("arguments", "message"),
     [
-        (["--dir", "/nowhere/at/all"], 2, "is not a directory"),
-        (["--size", "0"], 2, "must be positive"),
-        (["--rounds", "0"], 2, "must be at least 1"),
-        (["--only", "nobody"], 2, "invalid choice"),
-        (["--size", "1e9"], 2, "free"),
+        (["--size", "0"], "must be positive"),
+        (["--rounds", "0"], "must be at least 1"),
+        (["--only", "nobody"], "invalid choice"),
     ],
 )
-def test_wrong_arguments_are_told_in_a_sentence(
-    arguments: list[str], status: int, message: str
+def test_wrong_arguments_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with pytest.raises(SystemExit) as caught:
+        save.parse_arguments(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--dir", "/nowhere/at/all"], "is not a directory"), (["--size", "1e9"], "free")],
+)
+def test_what_cannot_be_measured_is_told_in_a_sentence(arguments: list[str], message: str) -> None:
     finished = run_bench(*arguments)
-    assert finished.returncode == status
+    assert finished.returncode == 2
     assert message in finished.stderr
     assert "Traceback" not in finished.stderr
 
