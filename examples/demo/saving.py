@@ -37,7 +37,10 @@ class Measurement:
 
 def save_with_torch(state: Any, path: Path) -> None:
     """torch.save, with the syncs that make the file safe from a power cut."""
-    torch.save(state, path)
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:  # torch does not say what the system said
+        raise OSError(f"torch.save could not write {path}: {error}") from error
     for target in (path, path.parent):
         descriptor = os.open(target, os.O_RDONLY)
         try:

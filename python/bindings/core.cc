@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "layout/safetensors.h"
 #include "layout/torch_container.h"
 #include "pipeline/filler.h"
+#include "state_pickler.h"
 
 namespace nb = nanobind;
 
@@ -78,22 +80,37 @@ std::span<const std::byte> View(std::uintptr_t address, std::uint64_t size) {
   return {reinterpret_cast<const std::byte*>(address), size};
 }
 
-// A record is (name, bytes) or (name, (address, size)).
+std::string_view ToText(nb::handle text) {
+  Py_ssize_t size = 0;
+  const char* utf8 = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+  if (utf8 == nullptr) throw nb::python_error();
+  return {utf8, static_cast<std::size_t>(size)};
+}
+
+// A record is (name, bytes) or (name, (address, size)). Plain C API: there may be 100,000 of them.
 std::vector<fastpersist::layout::Record> ToRecords(const nb::list& items) {
   std::vector<fastpersist::layout::Record> records;
   records.reserve(items.size());
   for (const nb::handle item : items) {
-    auto [name, body] = nb::cast<std::pair<nb::str, nb::object>>(item);
-    auto& record = records.emplace_back();
-    record.name = name.c_str();
-    if (nb::isinstance<nb::bytes>(body)) {
-      const auto bytes = nb::cast<nb::bytes>(body);
-      record.body = {static_cast<const std::byte*>(bytes.data()), bytes.size()};
-    } else {
-      const auto [address, size] = nb::cast<std::pair<std::uintptr_t, std::uint64_t>>(body);
-      record.body = View(address, size);
-      record.in_memory = true;
+    if (!PyTuple_Check(item.ptr()) || PyTuple_GET_SIZE(item.ptr()) != 2) {
+      throw nb::type_error("a record is a tuple of name and body");
     }
+    auto& record = records.emplace_back();
+    record.name = ToText(PyTuple_GET_ITEM(item.ptr(), 0));
+    PyObject* body = PyTuple_GET_ITEM(item.ptr(), 1);
+    if (PyBytes_Check(body)) {
+      record.body = {reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(body)),
+                     static_cast<std::size_t>(PyBytes_GET_SIZE(body))};
+      continue;
+    }
+    if (!PyTuple_Check(body) || PyTuple_GET_SIZE(body) != 2) {
+      throw nb::type_error("a record's body is bytes, or a tuple of address and size");
+    }
+    const std::uint64_t address = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(body, 0));
+    const std::uint64_t size = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(body, 1));
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    record.body = View(address, size);
+    record.in_memory = true;
   }
   return records;
 }
@@ -286,6 +303,13 @@ NB_MODULE(_core, m) {
             Unwrap(fastpersist::layout::LayOutSafetensors(std::move(entries), metadata)));
       },
       nb::arg("tensors"), nb::arg("metadata"));
+  using fastpersist::python::TorchTypes;
+  nb::class_<TorchTypes>(m, "TorchTypes")
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::dict>(),
+           nb::arg("tensor"), nb::arg("parameter"), nb::arg("rebuild_tensor"),
+           nb::arg("rebuild_parameter"), nb::arg("strided"), nb::arg("storage_kinds"));
+  m.def("pickle_state", &fastpersist::python::PickleState, nb::arg("state"), nb::arg("types"),
+        nb::arg("compact"));
   m.def("archive_prefix",
         [](const nb::bytes& path) {
           return fastpersist::layout::ArchivePrefix({path.c_str(), path.size()});

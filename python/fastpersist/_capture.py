@@ -3,20 +3,22 @@
 
 The pickle is torch's own. `torch.serialization._save` writes into a recorder in place of a file; it is
 private, so a self-test compares a small file byte for byte with what `torch.save` makes, once per
-process. A faster pickler (`_fast_pickle`) takes over where it makes the same bytes.
+process. For plain states a compiled pickler takes over, after a self-test of the same kind.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import io
 import pickle
+from collections import OrderedDict
 from typing import Any
 
 import torch
 
-from fastpersist import _core, _fast_pickle
+from fastpersist import _core
 from fastpersist._log import logger
 
 Record = tuple[str, bytes | tuple[int, int]]
@@ -78,15 +80,20 @@ def capture(
 
     Precondition: `self_test()`.
     """
-    if pickle_module is pickle and pickle_protocol == 2 and _fast_path_works():
-        fast = _fast_pickle.dump(obj, compact)
-        if fast is not None:
-            records: list[Record] = [("data.pkl", fast.pickle)]
-            records += [r for r in _fixed_records(alignment()) if _wanted(r, disable_byteorder)]
-            records += fast.storage_records()
-            return Capture(records, alignment(), fast.keep, fast.referenced_bytes())
+    unusual = "pickle_module or pickle_protocol is not torch's default"
+    if pickle_module is pickle and pickle_protocol == 2:
+        fast = _pickle_fast(obj, compact) if _fast_path_works() else "the self-test failed"
+        if not isinstance(fast, str):
+            pickled, storages, keep, referenced = fast
+            fixed = [r for r in _fixed_records(alignment()) if _wanted(r, disable_byteorder)]
+            records: list[Record] = [("data.pkl", pickled), *fixed, *storages]
+            return Capture(records, alignment(), keep, referenced)
+        unusual = fast
     if compact:
-        raise ValueError("compact=True takes plain CPU tensors only (no subclasses, no quantized ones)")
+        raise ValueError(
+            "compact=True takes plain CPU tensors in dicts, lists and tuples with numbers and strings; "
+            f"found {unusual}"
+        )
     return _record(obj, pickle_module, pickle_protocol, disable_byteorder)
 
 
@@ -113,29 +120,28 @@ def _small_state() -> dict[str, Any]:
     """What the self-tests save: a little of everything that checkpoints mostly hold."""
     base = torch.arange(12, dtype=torch.float32)
     shared = "shared name"
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    loop: list[Any] = []
+    loop.append((loop, 1, 2, 3))
     return {
-        "model": {
-            "w": torch.nn.Parameter(base.reshape(3, 4)),
-            "frozen": torch.nn.Parameter(base.clone(), requires_grad=False),
-            "tagged": _tagged_parameter(),
-            "view": base[2:5],
-            "transposed": base.reshape(3, 4).t(),
-            "again": base,
-        },
+        "model": module.state_dict(),
+        "one": OrderedDict(only=base[2:5]),
+        "parameter": torch.nn.Parameter(base.reshape(3, 4)),
+        "frozen": torch.nn.Parameter(base.clone(), requires_grad=False),
+        "transposed": base.reshape(3, 4).t(),
+        "again": base,
         shared: [torch.tensor(3), torch.empty(0), torch.empty(2, 0, 4), shared],
         "types": [torch.zeros(2, dtype=d) for d in (torch.bool, torch.bfloat16, torch.int64)],
         "wide": torch.ones(2, 1, 2, 1, 3, dtype=torch.complex64),
         "requires_grad": torch.ones(2, requires_grad=True),
-        "meta": torch.empty(2, 3, device="meta"),
-        "numbers": (1, 2.5, True, None, 300, -1, 1 << 70),
-        "step": 7,
+        "numbers": (1, 2.5, True, None, 300, 70000, -1, -(1 << 39), (1 << 62) + 1, (), [], {}),
+        "words": ["0", "cpu", "storage", "1", "data", "\u00e9", "\u4e2d"],
+        "loop": loop,
+        "thousand": dict.fromkeys(range(1000)),
+        "thousand ordered": OrderedDict.fromkeys(range(1000)),
+        "more": [*range(1001)],
+        7: {"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"betas": (0.9, 0.999)}]},
     }
-
-
-def _tagged_parameter() -> torch.nn.Parameter:
-    parameter = torch.nn.Parameter(torch.ones(2))
-    parameter.tag = "kept"  # type: ignore[attr-defined]
-    return parameter
 
 
 @functools.cache
@@ -167,19 +173,51 @@ def _torch_bytes(state: Any) -> bytes:
     return buffer.getvalue()
 
 
+def _pickle_fast(obj: Any, compact: bool) -> tuple[bytes, list[Record], list[Any], int] | str:
+    """Pickle, storage records, storages and referenced bytes; or the reason why it cannot."""
+    # Pickling makes many small objects and no garbage; the collector would look at all of them
+    # again and again (twice the time for 100,000 tensors).
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _core.pickle_state(obj, _torch_types(), compact)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@functools.cache
+def _torch_types() -> _core.TorchTypes:
+    """What the compiled pickler must know of the installed torch, asked at run time."""
+    kinds = {
+        dtype: (getattr(torch, name), torch.empty((), dtype=dtype).element_size())
+        for dtype, name in torch.storage._dtype_to_storage_type_map().items()
+        if not name.startswith("Q")  # quantized tensors carry more than their storage
+    }
+    return _core.TorchTypes(
+        torch.Tensor,
+        torch.nn.Parameter,
+        torch._utils._rebuild_tensor_v2,
+        torch._utils._rebuild_parameter,
+        torch.strided,
+        kinds,
+    )
+
+
 @functools.cache
 def _fast_path_works() -> bool:
+    """Compares the compiled pickler's records with torch's, once per process."""
     try:
         state = _small_state()
-        fast = _fast_pickle.dump(state, compact=False)
-        if fast is None:
-            return False
+        fast = _pickle_fast(state, compact=False)
+        if isinstance(fast, str):
+            raise ValueError(fast)
         recorded = _record(state)
-        known = [("data.pkl", fast.pickle), *_fixed_records(recorded.alignment)]
-        works = [*known, *fast.storage_records()] == recorded.records
+        works = [("data.pkl", fast[0]), *_fixed_records(recorded.alignment), *fast[1]]
     except Exception as error:  # any surprise means "take torch's own pickler"
-        logger.debug("fast pickler fails: %r", error)
+        logger.debug("compiled pickler not used: %r", error)
         return False
-    if not works:
-        logger.debug("fast pickler differs from torch %s; not used", torch.__version__)
-    return works
+    if works != recorded.records:
+        logger.debug("compiled pickler differs from torch %s; not used", torch.__version__)
+        return False
+    return True

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Mapping
+from typing import Any
 
 from fastpersist import _core
 
@@ -36,6 +37,14 @@ class SaveInfo:
     """Number of files."""
     step: int | None = None
     """The training step; None for a single file."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Views of mappings cannot be pickled, and processes send what they saved to each other.
+        return {**vars(self), "seconds": dict(self.seconds)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        seconds = types.MappingProxyType(state["seconds"])
+        vars(self).update(state, seconds=seconds)
 
     def __repr__(self) -> str:
         total = self.seconds.get("total", 0.0)

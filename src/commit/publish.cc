@@ -31,6 +31,7 @@ Publication::Publication(Publication&& other) noexcept
       options_(other.options_),
       files_(other.files_),
       fd_(std::move(other.fd_)),
+      fork_closed_(std::move(other.fork_closed_)),
       temporary_(std::exchange(other.temporary_, {})) {}
 
 Publication::~Publication() {
@@ -55,6 +56,7 @@ Result<Publication> Publication::Begin(const Target& target, const Options& opti
   auto temporary = MakeTemporary(target, files);
   if (!temporary) return std::unexpected(temporary.error());
   publication.fd_ = std::move(temporary->fd);
+  publication.fork_closed_ = base::ForkClosed(publication.fd());
   publication.temporary_ = std::move(temporary->name);
   return publication;
 }
@@ -66,6 +68,7 @@ Result<void> Publication::OpenInPlace() {
           : files_.Open(target_.directory.get(), target_.name.c_str(), O_WRONLY | O_CREAT, 0666);
   if (opened < 0) return std::unexpected(Failed("open", opened));
   fd_.Reset(opened);
+  fork_closed_ = base::ForkClosed(opened);
   return {};
 }
 

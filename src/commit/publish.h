@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/fork_closed.h"
 #include "base/unique_fd.h"
 #include "commit/target.h"
 #include "fastpersist/error.h"
@@ -65,6 +66,7 @@ class Publication {
   const Options& options_;
   const file::FileOps& files_;
   base::UniqueFd fd_;
+  base::ForkClosed fork_closed_;  // after fd_: unregistered before the descriptor is closed
   std::string temporary_;  // name; empty when there is none (any more)
 };
 

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork_closed.h"
+
 namespace fastpersist::engine {
 namespace {
 
@@ -30,6 +32,7 @@ class UringEngine final : public IoEngine {
   UringEngine(UringEngine&&) = delete;
   UringEngine& operator=(UringEngine&&) = delete;
   ~UringEngine() override {
+    fork_closed_ = {};
     if (open_) ::io_uring_queue_exit(&ring_);
   }
 
@@ -43,6 +46,7 @@ class UringEngine final : public IoEngine {
     }
     if (error < 0) return std::unexpected(Refused("io_uring_setup", error));
     open_ = true;
+    fork_closed_ = base::ForkClosed(ring_.ring_fd);
     return Probe();
   }
 
@@ -146,6 +150,7 @@ class UringEngine final : public IoEngine {
 
   io_uring ring_{};
   bool open_ = false;
+  base::ForkClosed fork_closed_;
   unsigned depth_;
   unsigned in_flight_ = 0;
   std::span<std::byte> registered_;

@@ -16,8 +16,7 @@
 namespace fastpersist::layout {
 namespace {
 
-// CPython's pickler writes dict items in batches of this many.
-constexpr std::size_t kBatch = 1000;
+constexpr std::size_t kBatch = PickleOpcodes::kBatch;
 
 // Numbers the storages in the order in which they are met.
 class Storages {

@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // A minimal pickle writer: just enough of protocol 2 for a dict of tensors, opcode for opcode what
 // CPython's pickler makes of the same dict, so that C++ callers get the file that torch.save writes.
-//
-// Source: the opcode documentation in CPython's Lib/pickletools.py.
+// Used by one thread.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <utility>
+
+#include "layout/pickle_opcodes.h"
 
 namespace fastpersist::layout {
 
 class PickleWriter {
  public:
-  PickleWriter();
-
   void EmptyDict();
-  void EmptyTuple();
-  void Mark();
-  void SetItem();   ///< One key and value on the stack.
-  void SetItems();  ///< Keys and values above the last mark.
-  void Bool(bool value);
-  void Int(std::int64_t value);
+  void EmptyTuple() { out_.EmptyTuple(); }
+  void Mark() { out_.Mark(); }
+  void SetItem() { out_.SetItem(); }    ///< One key and value on the stack.
+  void SetItems() { out_.SetItems(); }  ///< Keys and values above the last mark.
+  void Bool(bool value) { out_.Bool(value); }
+  void Int(std::int64_t value) { out_.Int(value); }
   /// A new string object; CPython has one object for each one-character Latin-1 string.
   void Text(std::string_view text);
   /// A string constant of the program: one object, however often it is written.
@@ -32,19 +31,13 @@ class PickleWriter {
   /// A non-empty tuple of the items above the last mark (sizes above 3), or of the top 1 to 3.
   void Tuple(std::size_t size);
   void Reduce();  ///< Calls the function below the argument tuple; the result is remembered.
-  void PersistentId();
+  void PersistentId() { out_.PersistentId(); }
 
   /// Ends the pickle and returns it.
-  [[nodiscard]] std::string Finish() &&;
+  [[nodiscard]] std::string Finish() && { return std::move(out_).Finish(); }
 
  private:
-  void Op(char opcode) { out_.push_back(opcode); }
-  void Put();  // remembers the top of the stack under the next number
-  void Get(std::uint32_t number);
-  void Unicode(std::string_view text);
-
-  std::string out_;
-  std::uint32_t next_memo_ = 0;
+  PickleOpcodes out_;
   std::map<std::string, std::uint32_t, std::less<>> constants_;
   std::map<std::pair<std::string, std::string>, std::uint32_t> globals_;
 };

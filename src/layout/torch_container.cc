@@ -105,14 +105,11 @@ Result<void> Check(std::span<const Record> records, const TorchContainerOptions&
 std::uint64_t Place(std::span<const Record> records, const TorchContainerOptions& options,
                     std::vector<ZipEntry>& entries) {
   std::uint64_t offset = 0;
-  Bytes header;
   const auto place = [&](std::string_view name, std::uint64_t size) {
     ZipEntry& entry = entries.emplace_back(
         ZipEntry{.name = options.prefix + '/', .size = size, .header_offset = offset});
     entry.name += name;
-    header.clear();
-    AppendLocalHeader(entry, options.alignment, header);
-    offset += header.size() + size + entry.DescriptorLength();
+    offset += LocalHeaderLength(entry, options.alignment) + size + entry.DescriptorLength();
   };
   entries.reserve(records.size() + 2);
   for (const Record& record : records) place(record.name, record.body.size());

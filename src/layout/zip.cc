@@ -2,8 +2,10 @@
 #include "layout/zip.h"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <concepts>
+#include <cstring>
 
 #include "base/align.h"
 
@@ -20,17 +22,32 @@ constexpr std::uint16_t kFlagDescriptor = 0x0008;
 constexpr std::uint16_t kZip64ExtraId = 0x0001;
 constexpr std::uint16_t kPaddingExtraId = 0x4246;  // "FB"
 
-template <std::unsigned_integral T>
-void Put(Bytes& out, T value) {
-  for (std::size_t i = 0; i < sizeof(T); ++i) {
-    out.push_back(static_cast<std::byte>(value >> (8 * i)));
-  }
-}
+static_assert(std::endian::native == std::endian::little, "ZIP structures are little-endian");
 
-void PutText(Bytes& out, std::string_view text) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
-  out.insert(out.end(), bytes, bytes + text.size());
-}
+// Writes fields one after the other into bytes that were made room for.
+class Fields {
+ public:
+  Fields(Bytes& out, std::uint64_t length) : at_(out.size()), out_(out) {
+    out.resize(at_ + length);
+  }
+  template <std::unsigned_integral T>
+  void Put(T value) {
+    std::memcpy(out_.data() + at_, &value, sizeof value);
+    at_ += sizeof value;
+  }
+  void PutText(std::string_view text) {
+    std::memcpy(out_.data() + at_, text.data(), text.size());
+    at_ += text.size();
+  }
+  void Fill(std::size_t count, char with) {
+    std::memset(out_.data() + at_, with, count);
+    at_ += count;
+  }
+
+ private:
+  std::size_t at_;
+  Bytes& out_;
+};
 
 std::uint16_t Flags(const ZipEntry& entry) {
   return entry.size == 0 ? kFlagUtf8 : kFlagUtf8 | kFlagDescriptor;
@@ -44,16 +61,22 @@ std::uint16_t Zip64ExtraLength(const ZipEntry& entry) {
 
 // The local header is written before the body, when torch's writer has stored nothing yet: its
 // stored size is 0. In the directory both sizes are the real one.
-void PutZip64Extra(const ZipEntry& entry, std::uint64_t stored_size, Bytes& out) {
+void PutZip64Extra(const ZipEntry& entry, std::uint64_t stored_size, Fields& out) {
   const std::uint16_t length = Zip64ExtraLength(entry);
   if (length == 0) return;
-  Put(out, kZip64ExtraId);
-  Put(out, static_cast<std::uint16_t>(length - kExtraFieldHeaderLength));
+  out.Put(kZip64ExtraId);
+  out.Put(static_cast<std::uint16_t>(length - kExtraFieldHeaderLength));
   if (entry.HasLongSize()) {
-    Put(out, entry.size);
-    Put(out, stored_size);
+    out.Put(entry.size);
+    out.Put(stored_size);
   }
-  if (entry.HasLongOffset()) Put(out, entry.header_offset);
+  if (entry.HasLongOffset()) out.Put(entry.header_offset);
+}
+
+// Of the local header, with an empty padding field.
+std::uint64_t UnpaddedLength(const ZipEntry& entry) {
+  return kLocalHeaderLength + entry.name.size() + Zip64ExtraLength(entry) +
+         kExtraFieldHeaderLength;
 }
 
 }  // namespace
@@ -63,41 +86,47 @@ std::uint64_t ZipEntry::DescriptorLength() const {
   return HasLongSize() || HasLongOffset() ? 24 : 16;
 }
 
+std::uint64_t LocalHeaderLength(const ZipEntry& entry, std::uint64_t alignment) {
+  return base::AlignUp(entry.header_offset + UnpaddedLength(entry), alignment) -
+         entry.header_offset;
+}
+
 void AppendLocalHeader(const ZipEntry& entry, std::uint64_t alignment, Bytes& out) {
   assert(base::IsPowerOfTwo(alignment) && alignment <= 32768);
   assert(entry.name.size() <= 0xFFFF);
+  const std::uint64_t length = LocalHeaderLength(entry, alignment);
+  const auto padding = static_cast<std::uint16_t>(length - UnpaddedLength(entry));
   const std::uint16_t zip64 = Zip64ExtraLength(entry);
-  const std::uint64_t unpadded = entry.header_offset + kLocalHeaderLength + entry.name.size() +
-                                 zip64 + kExtraFieldHeaderLength;
-  const auto padding = static_cast<std::uint16_t>(base::AlignUp(unpadded, alignment) - unpadded);
 
-  Put(out, std::uint32_t{0x04034b50});
-  Put(out, std::uint16_t{0});  // version needed
-  Put(out, Flags(entry));
-  Put(out, std::uint16_t{0});  // method: stored
-  Put(out, std::uint32_t{0});  // no time, no date: files are reproducible
-  Put(out, std::uint32_t{0});  // CRC: in the descriptor
-  Put(out, std::uint64_t{0});  // both sizes: in the descriptor
-  Put(out, static_cast<std::uint16_t>(entry.name.size()));
-  Put(out, static_cast<std::uint16_t>(zip64 + kExtraFieldHeaderLength + padding));
-  PutText(out, entry.name);
-  PutZip64Extra(entry, /*stored_size=*/0, out);
-  Put(out, kPaddingExtraId);
-  Put(out, padding);
-  out.insert(out.end(), padding, std::byte{'Z'});
+  Fields fields(out, length);
+  fields.Put(std::uint32_t{0x04034b50});
+  fields.Put(std::uint16_t{0});  // version needed
+  fields.Put(Flags(entry));
+  fields.Put(std::uint16_t{0});  // method: stored
+  fields.Put(std::uint32_t{0});  // no time, no date: files are reproducible
+  fields.Put(std::uint32_t{0});  // CRC: in the descriptor
+  fields.Put(std::uint64_t{0});  // both sizes: in the descriptor
+  fields.Put(static_cast<std::uint16_t>(entry.name.size()));
+  fields.Put(static_cast<std::uint16_t>(zip64 + kExtraFieldHeaderLength + padding));
+  fields.PutText(entry.name);
+  PutZip64Extra(entry, /*stored_size=*/0, fields);
+  fields.Put(kPaddingExtraId);
+  fields.Put(padding);
+  fields.Fill(padding, 'Z');
 }
 
 void AppendDescriptor(const ZipEntry& entry, std::uint32_t crc, Bytes& out) {
   const std::uint64_t length = entry.DescriptorLength();
   if (length == 0) return;
-  Put(out, kDescriptorSignature);
-  Put(out, crc);
+  Fields fields(out, length);
+  fields.Put(kDescriptorSignature);
+  fields.Put(crc);
   if (length == 24) {
-    Put(out, entry.size);
-    Put(out, entry.size);
+    fields.Put(entry.size);
+    fields.Put(entry.size);
   } else {
-    Put(out, static_cast<std::uint32_t>(entry.size));
-    Put(out, static_cast<std::uint32_t>(entry.size));
+    fields.Put(static_cast<std::uint32_t>(entry.size));
+    fields.Put(static_cast<std::uint32_t>(entry.size));
   }
 }
 
@@ -107,53 +136,55 @@ std::uint64_t DirectoryRecordLength(const ZipEntry& entry) {
 
 void AppendDirectoryRecord(const ZipEntry& entry, std::uint32_t crc, Bytes& out) {
   const auto size = static_cast<std::uint32_t>(std::min<std::uint64_t>(entry.size, kMax32));
-  Put(out, std::uint32_t{0x02014b50});
-  Put(out, std::uint16_t{0});  // version made by
-  Put(out, std::uint16_t{0});  // version needed
-  Put(out, Flags(entry));
-  Put(out, std::uint16_t{0});  // method: stored
-  Put(out, std::uint32_t{0});  // time, date
-  Put(out, crc);
-  Put(out, size);
-  Put(out, size);
-  Put(out, static_cast<std::uint16_t>(entry.name.size()));
-  Put(out, Zip64ExtraLength(entry));
-  Put(out, std::uint16_t{0});  // comment
-  Put(out, std::uint16_t{0});  // disk
-  Put(out, std::uint16_t{0});  // internal attributes
-  Put(out, std::uint32_t{0});  // external attributes
-  Put(out, static_cast<std::uint32_t>(std::min<std::uint64_t>(entry.header_offset, kMax32)));
-  PutText(out, entry.name);
-  PutZip64Extra(entry, entry.size, out);
+  Fields fields(out, DirectoryRecordLength(entry));
+  fields.Put(std::uint32_t{0x02014b50});
+  fields.Put(std::uint16_t{0});  // version made by
+  fields.Put(std::uint16_t{0});  // version needed
+  fields.Put(Flags(entry));
+  fields.Put(std::uint16_t{0});  // method: stored
+  fields.Put(std::uint32_t{0});  // time, date
+  fields.Put(crc);
+  fields.Put(size);
+  fields.Put(size);
+  fields.Put(static_cast<std::uint16_t>(entry.name.size()));
+  fields.Put(Zip64ExtraLength(entry));
+  fields.Put(std::uint16_t{0});  // comment
+  fields.Put(std::uint16_t{0});  // disk
+  fields.Put(std::uint16_t{0});  // internal attributes
+  fields.Put(std::uint32_t{0});  // external attributes
+  fields.Put(static_cast<std::uint32_t>(std::min<std::uint64_t>(entry.header_offset, kMax32)));
+  fields.PutText(entry.name);
+  PutZip64Extra(entry, entry.size, fields);
 }
 
 void AppendEndRecords(std::uint64_t entries, std::uint64_t directory_offset,
                       std::uint64_t directory_length, Bytes& out) {
-  Put(out, std::uint32_t{0x06064b50});  // zip64 end of central directory
-  Put(out, std::uint64_t{44});          // length of the rest of this record
-  Put(out, std::uint16_t{0x031e});      // version made by
-  Put(out, std::uint16_t{0x002d});      // version needed: 4.5
-  Put(out, std::uint32_t{0});           // this disk
-  Put(out, std::uint32_t{0});           // disk of the directory
-  Put(out, entries);
-  Put(out, entries);
-  Put(out, directory_length);
-  Put(out, directory_offset);
+  Fields fields(out, kEndRecordsLength);
+  fields.Put(std::uint32_t{0x06064b50});  // zip64 end of central directory
+  fields.Put(std::uint64_t{44});          // length of the rest of this record
+  fields.Put(std::uint16_t{0x031e});      // version made by
+  fields.Put(std::uint16_t{0x002d});      // version needed: 4.5
+  fields.Put(std::uint32_t{0});           // this disk
+  fields.Put(std::uint32_t{0});           // disk of the directory
+  fields.Put(entries);
+  fields.Put(entries);
+  fields.Put(directory_length);
+  fields.Put(directory_offset);
 
-  Put(out, std::uint32_t{0x07064b50});  // zip64 end locator
-  Put(out, std::uint32_t{0});
-  Put(out, directory_offset + directory_length);
-  Put(out, std::uint32_t{1});  // disks in all
+  fields.Put(std::uint32_t{0x07064b50});  // zip64 end locator
+  fields.Put(std::uint32_t{0});
+  fields.Put(directory_offset + directory_length);
+  fields.Put(std::uint32_t{1});  // disks in all
 
   const auto entries16 = static_cast<std::uint16_t>(std::min<std::uint64_t>(entries, 0xFFFF));
-  Put(out, std::uint32_t{0x06054b50});  // end of central directory
-  Put(out, std::uint16_t{0});
-  Put(out, std::uint16_t{0});
-  Put(out, entries16);
-  Put(out, entries16);
-  Put(out, static_cast<std::uint32_t>(std::min<std::uint64_t>(directory_length, kMax32)));
-  Put(out, static_cast<std::uint32_t>(std::min<std::uint64_t>(directory_offset, kMax32)));
-  Put(out, std::uint16_t{0});  // comment
+  fields.Put(std::uint32_t{0x06054b50});  // end of central directory
+  fields.Put(std::uint16_t{0});
+  fields.Put(std::uint16_t{0});
+  fields.Put(entries16);
+  fields.Put(entries16);
+  fields.Put(static_cast<std::uint32_t>(std::min<std::uint64_t>(directory_length, kMax32)));
+  fields.Put(static_cast<std::uint32_t>(std::min<std::uint64_t>(directory_offset, kMax32)));
+  fields.Put(std::uint16_t{0});  // comment
 }
 
 }  // namespace fastpersist::layout

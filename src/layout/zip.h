@@ -30,6 +30,9 @@ struct ZipEntry {
 
 using Bytes = std::vector<std::byte>;
 
+/// Bytes of the local header, padding included.
+[[nodiscard]] std::uint64_t LocalHeaderLength(const ZipEntry& entry, std::uint64_t alignment);
+
 /// Appends the local header, with the padding that makes the body begin at a multiple of alignment.
 /// Precondition: alignment is a power of two up to 32768.
 void AppendLocalHeader(const ZipEntry& entry, std::uint64_t alignment, Bytes& out);
