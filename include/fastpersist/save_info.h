@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a finished save reports.
+// What a finished save reports: how much was written, by which engine and why that one, and where the
+// time went.
 #pragma once
 
 #include <cstdint>

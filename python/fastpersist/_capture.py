@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a Python object to the records of a PyTorch file, without copying storages.
 
-The pickle is torch's own. `torch.serialization._save` writes into a recorder in place of a file; it is
-private, so a self-test compares a small file byte for byte with what `torch.save` makes, once per
-process. For plain states a compiled pickler takes over, after a self-test of the same kind.
+The pickle is torch's own. `torch.serialization._save` writes into a recorder in place of a file; it
+is private, so a self-test compares a small file byte for byte with what `torch.save` makes, once
+per process. For plain states a compiled pickler takes over, after a self-test of the same kind.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def capture(
         unusual = fast
     if compact:
         raise ValueError(
-            "compact=True takes plain CPU tensors in dicts, lists and tuples with numbers and strings; "
+            "compact=True takes plain CPU tensors in dicts, lists and tuples, numbers and strings; "
             f"found {unusual}"
         )
     return _record(obj, pickle_module, pickle_protocol, disable_byteorder)

@@ -15,9 +15,9 @@ class Error(Exception):
 class StorageError(Error, OSError):
     """The operating system refused or failed an operation.
 
-    Attributes: `errno`, `strerror`, `filename` (as given), `offset` (bytes in the file, or None), and
-    `operation` ("open", "preallocate", "write", "fdatasync", "rename", ...). The older file at the
-    path is untouched unless the message says otherwise.
+    Attributes: `errno`, `strerror`, `filename` (as given), `offset` (bytes in the file, or None),
+    and `operation` ("open", "preallocate", "write", "fdatasync", "rename", ...). The older file at
+    the path is untouched unless the message says otherwise.
     """
 
     def __init__(

@@ -14,9 +14,7 @@ from fastpersist._locate import locate, walk
 _SAME_DATA = "view the same data as different types"
 
 
-def explain(
-    error: Exception, obj: Any, capture: Callable[[Any], Any]
-) -> UnsupportedStateError:
+def explain(error: Exception, obj: Any, capture: Callable[[Any], Any]) -> UnsupportedStateError:
     """An error for `raise ... from error`. capture is tried on parts of obj to find the culprit."""
     if _SAME_DATA in str(error) and (places := _types_that_clash(obj)):
         detail = f"{places[0]} and {places[1]} view the same memory as different types"

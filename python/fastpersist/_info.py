@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a finished save reports."""
+"""What a finished save reports: how much, by which engine and why, and where the time went."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SaveInfo:
     """Size of the file."""
     seconds: Mapping[str, float]
     """Where the time went: capture (pickling), plan, fill (copy and checksums), write (submitting
-    and waiting), sync, commit (rename and directory sync), stall (how long the caller waited), total."""
+    and waiting), sync, commit (rename and directory sync), stall (the caller's wait), total."""
     engine: str
     """"uring", "libaio", "threads", "buffered"; "torch" where torch.save wrote; "file object"."""
     engine_reason: str

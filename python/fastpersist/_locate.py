@@ -23,7 +23,7 @@ def children(obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 def locate(obj: Any, fails: Callable[[Any], bool]) -> str:
-    """The deepest place at which a single entry fails by itself, such as "['model']['fn']"; "" for obj."""
+    """The deepest place where an entry fails by itself, such as "['model']['fn']"; "" for obj."""
     place = ""
     for _ in range(_MAX_DEPTH):
         for text, value in children(obj):

@@ -24,9 +24,11 @@ def configure_from_environment() -> None:
     word = os.environ.get("FASTPERSIST_LOG", "").upper()
     if not word:
         return
-    level = logging.getLevelNamesMapping().get(word) if hasattr(
-        logging, "getLevelNamesMapping"
-    ) else getattr(logging, word, None)
+    level = (
+        logging.getLevelNamesMapping().get(word)
+        if hasattr(logging, "getLevelNamesMapping")
+        else getattr(logging, word, None)
+    )
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logger.addHandler(handler)

@@ -18,8 +18,8 @@ class Options:
     """How a save is carried out. None means: chosen for the device.
 
     The environment variables `FASTPERSIST_ENGINE` and `FASTPERSIST_DIRECT` override the fields of
-    the same name, for whoever runs somebody else's script. Raises `ArgumentError` (a `ValueError`) for
-    values that cannot work.
+    the same name, for whoever runs somebody else's script. Raises `ArgumentError` (a `ValueError`)
+    for values that cannot work.
     """
 
     engine: str = "auto"
@@ -46,7 +46,7 @@ class Options:
         for name in ("block_bytes", "queue_depth", "staging_bytes", "retries"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or not 0 <= value < 2**63):
-                raise ArgumentError(f"options failed: {name} {value!r} is not a number of that kind")
+                raise ArgumentError(f"options failed: {name} {value!r} is not a suitable number")
         if not isinstance(engine, str):
             raise ArgumentError(f"options failed: engine {engine!r} is not a string")
         try:

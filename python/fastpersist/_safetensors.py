@@ -39,7 +39,7 @@ def views(tensors: Any) -> tuple[list[View], list[Any]]:
     """The entries, and what must stay alive until they are written."""
     if not isinstance(tensors, Mapping):
         raise UnsupportedStateError(
-            f"save failed: a safetensors file holds a dict of tensors, not a {type(tensors).__name__}"
+            f"save failed: safetensors files hold a dict of tensors; this is {type(tensors).__name__}"
         )
     entries: list[View] = []
     keep: list[Any] = []

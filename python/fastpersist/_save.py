@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`save`: one object, one file."""
+"""`save`: one object becomes one file, as torch.save or the safetensors package would write it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def save(
         obj: anything that torch.save takes; for safetensors a dict of names to torch tensors or
             NumPy arrays.
         f: path (str, bytes, os.PathLike), or a writable file object.
-        pickle_module, pickle_protocol, _use_new_zipfile_serialization, _disable_byteorder_record: as
-            in torch.save. The old format is written by torch itself, and published atomically.
+        pickle_module, pickle_protocol, _use_new_zipfile_serialization, _disable_byteorder_record:
+            as in torch.save. The old format is written by torch itself, and published atomically.
         format: "torch" or "safetensors"; None: by the suffix of the path.
         compact: write only the parts of storages that tensors refer to; aliasing among the saved
             tensors is kept. Plain CPU tensors only.
@@ -54,8 +54,8 @@ def save(
     Returns: what was written, how, and where the time went.
 
     Raises: `UnsupportedStateError` when obj cannot be saved in this format (the key is named) and
-        `ArgumentError`, both before the disk is touched; `StorageError` (an OSError) with operation,
-        offset and errno; `ForkedError` in a child forked after FastPersist was used.
+        `ArgumentError`, both before the disk is touched; `StorageError` (an OSError) with
+        operation, offset and errno; `ForkedError` in a child forked after FastPersist was used.
 
     Thread-safe. The memory of obj must not change until save returns; the GIL is free meanwhile.
     """
@@ -117,8 +117,8 @@ def _save_torch(
     prefix = "archive" if path is None else _core.archive_prefix(path)
     if not prefix:
         raise ArgumentError(
-            f"save failed: {os.fsdecode(path or b'')!r} has no name before its last dot, after which "
-            "torch calls the archive; choose another name"
+            f"save failed: {os.fsdecode(path or b'')!r} has no name before its last dot, after "
+            "which torch calls the archive; choose another name"
         )
 
     def capture(part: Any) -> Capture:
