@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -27,6 +28,7 @@ QUEUE_FACTS = (
     "physical_block_size",
     "write_cache",
 )
+BUSY_LOAD_PER_CPU = 0.5
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -81,6 +83,14 @@ def summary(facts: dict[str, Any]) -> str:
     )
 
 
+def busy_warning(facts: dict[str, Any]) -> str | None:
+    """A warning if others kept the CPUs busy when `facts` were taken; None if not."""
+    load = facts["load_average"]
+    if load <= BUSY_LOAD_PER_CPU * facts["cpus"]:
+        return None
+    return f"the machine is busy (load {load:.1f} on {facts['cpus']} CPUs): figures may mislead"
+
+
 def _queue_facts(device_number: str) -> dict[str, str]:
     device = Path("/sys/dev/block", device_number)
     queues = (
@@ -104,7 +114,13 @@ def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
+        pass
+    # Built in place, without metadata; others that are not installed fail here.
+    try:
+        version: str | None = getattr(importlib.import_module(package), "__version__", None)
+    except ImportError:
         return None
+    return version
 
 
 def _read(path: str | Path) -> str:

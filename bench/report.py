@@ -12,7 +12,7 @@ from bench.goals import Goal, relative_to_limit
 from bench.measure import Sample
 from bench.results import StateResult
 from bench.rounds import LIMIT_NAMES
-from bench.statistics import quartiles
+from bench.statistics import quartiles, three_digits
 
 LARGE_COLUMNS = (
     "writer",
@@ -37,7 +37,7 @@ def text(
     seed: int,
 ) -> str:
     """The whole report."""
-    parts = [machine.summary(facts)]
+    parts = ["\n".join(filter(None, (machine.summary(facts), machine.busy_warning(facts))))]
     parts += [state_report(result, seed) for result in results.values()]
     parts.append(goal_table(goals))
     return "\n\n".join(parts)
@@ -78,7 +78,7 @@ def large_table(result: StateResult, seed: int) -> str:
             result.titles[name] + (" (the limit)" if name == limit else ""),
             f"{middle:.2f}",
             f"{low:.2f} to {high:.2f}",
-            f"{median(sample.seconds for sample in samples):.3g}",
+            three_digits(median(sample.seconds for sample in samples)),
             f"{share.median:.3f}" if share else NOTHING,
             f"{share.low:.3f} to {share.high:.3f}" if share else NOTHING,
             f"{median(sample.cpu_seconds_per_gb for sample in samples):.2f}",
@@ -97,9 +97,9 @@ def small_table(result: StateResult) -> str:
         low, middle, high = quartiles([sample.seconds * 1e3 for sample in samples])
         row = (
             result.titles[name],
-            f"{middle:.3g}",
-            f"{low:.3g} to {high:.3g}",
-            f"{median(sample.cpu_seconds for sample in samples) * 1e3:.3g}",
+            three_digits(middle),
+            f"{three_digits(low)} to {three_digits(high)}",
+            three_digits(median(sample.cpu_seconds for sample in samples) * 1e3),
             _machine_cpu(samples, per_gb=False),
         )
         rows.append(row)
@@ -116,7 +116,7 @@ def _machine_cpu(samples: Sequence[Sample], *, per_gb: bool) -> str:
     if not found:
         return NOTHING
     mean = sum(found) / len(found)
-    return f"{mean:.2f}" if per_gb else f"{mean:.3g}"
+    return f"{mean:.2f}" if per_gb else three_digits(mean)
 
 
 def stages_line(result: StateResult, contender: str) -> str | None:
@@ -124,7 +124,7 @@ def stages_line(result: StateResult, contender: str) -> str | None:
     stages = result.stages(contender)
     if not stages:
         return None
-    times = ", ".join(f"{stage} {seconds * 1e3:.3g}" for stage, seconds in stages.items())
+    times = ", ".join(f"{stage} {three_digits(seconds * 1e3)}" for stage, seconds in stages.items())
     detail = result.last_detail(contender)
     engine = f"; engine {detail['engine']}: {detail['engine_reason']}" if "engine" in detail else ""
     return f"{result.titles[contender]}, median ms: {times}{engine}"

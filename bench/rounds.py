@@ -23,6 +23,7 @@ from bench import limit, peers
 from bench.measure import Sample, measure
 from bench.results import Measurement, StateResult
 from bench.states import State
+from bench.statistics import three_digits
 
 LIMIT_NAMES = tuple(setting.name for setting in limit.SETTINGS)
 
@@ -208,7 +209,7 @@ def _round_line(
     else:
         unit = "ms"
         figures = {name: min(s.seconds for s in samples) * 1e3 for name, samples in found.items()}
-    best = ", ".join(f"{name} {figure:.3g}" for name, figure in figures.items())
+    best = ", ".join(f"{name} {three_digits(figure)}" for name, figure in figures.items())
     return f"{result.name}: round {number}/{rounds}, {unit}: {best}; {remaining:.0f} s to go"
 
 

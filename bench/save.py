@@ -278,6 +278,8 @@ def run(arguments: argparse.Namespace) -> int:
     largest = max(states.approximate_bytes(name, arguments.size) for name in arguments.state)
     with work_directory(arguments, largest) as directory:
         facts = machine.describe(directory)
+        if warning := machine.busy_warning(facts):
+            progress(warning)
         for name in arguments.state:
             result = measure_state(name, arguments, directory)
             if result is None:

@@ -62,6 +62,11 @@ def paired_ratio(pairs: Sequence[tuple[float, float]], *, seed: int = 0) -> Esti
     return estimate([first / second for first, second in pairs], seed=seed)
 
 
+def three_digits(number: float) -> str:
+    """For people: three significant digits, and no exponent for large numbers."""
+    return f"{number:,.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """Lower quartile, median, upper quartile."""
     low, median, high = np.quantile(np.asarray(values, dtype=np.float64), (0.25, 0.5, 0.75))

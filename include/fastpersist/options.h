@@ -24,10 +24,11 @@ enum class Engine : std::uint8_t { kAuto, kUring, kLibaio, kThreads, kBuffered }
 /// A plain value; aggregate-initialise the fields that matter.
 struct Options {
   Engine engine = Engine::kAuto;
-  std::optional<std::uint64_t> block_bytes;    ///< Bytes per write; a multiple of 4096. Default 4 MiB.
+  std::optional<std::uint64_t>
+      block_bytes;  ///< Bytes per write; a multiple of 4096. Default 4 MiB.
   std::optional<std::uint32_t> queue_depth;    ///< Writes in flight, 1 to 256. Default 8.
   std::optional<std::uint64_t> staging_bytes;  ///< Page-locked staging memory. Default 64 MiB.
-  bool direct = true;         ///< Bypass the page cache where the file system can.
+  bool direct = true;                          ///< Bypass the page cache where the file system can.
   bool sync = true;           ///< fdatasync(2) and a directory sync before the save returns.
   bool atomic = true;         ///< Write beside the target and rename; false writes in place.
   std::uint32_t retries = 1;  ///< Whole-file attempts after a storage error (ENOSPC, EIO, a sync).

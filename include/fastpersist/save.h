@@ -28,10 +28,11 @@ struct SaveFormat {
   std::map<std::string, std::string> metadata;  ///< safetensors only; refused otherwise.
 };
 
-/// Writes the state to path and returns when it is on stable storage (options.sync). The file appears
-/// at path by a rename, complete or not at all; an older file there stays bit-identical on failure.
-/// Thread-safe: any number of threads may save at once; two saves to one path: the last rename wins.
-/// Errors: kInvalidArgument, kUnsupportedState (before the disk is touched), kStorage, kForked.
+/// Writes the state to path and returns when it is on stable storage (options.sync). The file
+/// appears at path by a rename, complete or not at all; an older file there stays bit-identical on
+/// failure. Thread-safe: any number of threads may save at once; two saves to one path: the last
+/// rename wins. Errors: kInvalidArgument, kUnsupportedState (before the disk is touched), kStorage,
+/// kForked.
 [[nodiscard]] FASTPERSIST_EXPORT Result<SaveInfo> Save(const State& state,
                                                        const std::filesystem::path& path,
                                                        const Options& options = {},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a finished save reports: how much was written, by which engine and why that one, and where the
-// time went.
+// What a finished save reports: how much was written, by which engine and why that one, and where
+// the time went.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 namespace fastpersist {
 inline namespace v0 {
 
-/// Where the time of one save went, in seconds. fill and write overlap; write is the time the caller
-/// spent waiting for the device, so plan + fill + write + sync + commit is close to total.
+/// Where the time of one save went, in seconds. fill and write overlap; write is the time the
+/// caller spent waiting for the device, so plan + fill + write + sync + commit is close to total.
 struct SaveSeconds {
   double plan = 0;    ///< Layout, plan, opening and preallocating the file.
   double fill = 0;    ///< Copying into staging memory and computing checksums.
@@ -25,8 +25,8 @@ struct SaveSeconds {
 
 /// A plain value describing one finished save.
 struct SaveInfo {
-  std::string path;               ///< As the caller gave it.
-  std::uint64_t bytes = 0;        ///< Size of the file.
+  std::string path;                  ///< As the caller gave it.
+  std::uint64_t bytes = 0;           ///< Size of the file.
   std::uint64_t staged_bytes = 0;    ///< Bytes copied through staging memory.
   std::uint64_t in_place_bytes = 0;  ///< Bytes written straight from tensor memory.
   SaveSeconds seconds;

@@ -18,8 +18,18 @@ inline namespace v0 {
 
 /// Element types, as torch and safetensors name them.
 enum class DType : std::uint8_t {
-  kBool, kUint8, kInt8, kInt16, kInt32, kInt64,
-  kFloat16, kBfloat16, kFloat32, kFloat64, kComplex64, kComplex128,
+  kBool,
+  kUint8,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
+  kComplex64,
+  kComplex128,
 };
 
 /// Bytes of one element.
@@ -27,10 +37,10 @@ enum class DType : std::uint8_t {
 
 /// A view of host memory. Strides are in elements; empty means row-major contiguous.
 struct TensorView {
-  const void* data = nullptr;         ///< Address of the first element; may be null when empty.
+  const void* data = nullptr;  ///< Address of the first element; may be null when empty.
   DType dtype = DType::kFloat32;
-  std::vector<std::int64_t> shape{};    ///< Sizes; {} is a scalar. Negative sizes are refused.
-  std::vector<std::int64_t> strides{};  ///< In elements; must describe row-major contiguous memory.
+  std::vector<std::int64_t> shape;    ///< Sizes; {} is a scalar. Negative sizes are refused.
+  std::vector<std::int64_t> strides;  ///< In elements; must describe row-major contiguous memory.
 };
 
 /// An ordered map from name to view. Not thread-safe; cheap to move.

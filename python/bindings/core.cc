@@ -115,8 +115,8 @@ std::vector<fastpersist::layout::Record> ToRecords(const nb::list& items) {
   return records;
 }
 
-using TensorTuple = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::uintptr_t,
-                               std::uint64_t>;
+using TensorTuple =
+    std::tuple<std::string, std::string, std::vector<std::int64_t>, std::uintptr_t, std::uint64_t>;
 
 // Streams sequentially through one buffer; for file objects.
 class Reader {
@@ -162,7 +162,8 @@ nb::bytes RenderExtent(const Stream& stream, std::size_t index,
   std::vector<std::byte> out(extent.length);
   if (extent.kind == Extent::Kind::kLate) {
     std::vector<fastpersist::layout::RecordDigest> digests(stream.record_count());
-    for (std::size_t i = 0; i < std::min(digests.size(), crcs.size()); ++i) digests[i].crc = crcs[i];
+    for (std::size_t i = 0; i < std::min(digests.size(), crcs.size()); ++i)
+      digests[i].crc = crcs[i];
     stream.late()->Render(extent.late_id, digests, out);
   } else {
     std::copy_n(extent.bytes, extent.length, out.begin());
@@ -249,8 +250,7 @@ NB_MODULE(_core, m) {
   m.attr("__version__") = FASTPERSIST_VERSION_STRING;
   m.def("set_error_factory", [](nb::object factory) { ErrorFactory() = std::move(factory); });
   // Let go of the factory before the interpreter does.
-  nb::module_::import_("atexit").attr("register")(
-      nb::cpp_function([] { ErrorFactory().reset(); }));
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] { ErrorFactory().reset(); }));
 
   nb::class_<Stream>(m, "Stream")
       .def_prop_ro("size", &Stream::size)
@@ -310,9 +310,8 @@ NB_MODULE(_core, m) {
            nb::arg("rebuild_parameter"), nb::arg("strided"), nb::arg("storage_kinds"));
   m.def("pickle_state", &fastpersist::python::PickleState, nb::arg("state"), nb::arg("types"),
         nb::arg("compact"));
-  m.def("archive_prefix",
-        [](const nb::bytes& path) {
-          return fastpersist::layout::ArchivePrefix({path.c_str(), path.size()});
-        });
+  m.def("archive_prefix", [](const nb::bytes& path) {
+    return fastpersist::layout::ArchivePrefix({path.c_str(), path.size()});
+  });
   m.def("save", &Save, nb::arg("stream"), nb::arg("path"), nb::arg("options"));
 }

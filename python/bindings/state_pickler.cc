@@ -304,10 +304,9 @@ class StatePickler {
     Storage* storage = storages_.Find(identity);
     if (storage == nullptr) {
       const auto bytes = nb::cast<std::uint64_t>(Call(owner, names_.nbytes));
-      const auto address =
-          bytes == 0 ? 0 : nb::cast<std::uintptr_t>(Call(owner, names_.data_ptr));
-      storage = storages_.Add(
-          identity, {.owner = owner, .dtype = dtype, .address = address, .size = bytes});
+      const auto address = bytes == 0 ? 0 : nb::cast<std::uintptr_t>(Call(owner, names_.data_ptr));
+      storage = storages_.Add(identity,
+                              {.owner = owner, .dtype = dtype, .address = address, .size = bytes});
       if (storage == nullptr) throw Unusual{"memory that is seen as two types"};
     } else if (storage->address != 0 && !storage->dtype.is(dtype)) {
       throw Unusual{"memory that is seen as two types"};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The storages that a state's tensors refer to, numbered in the order in which they are met, and where
-// each tensor lies in them.
+// The storages that a state's tensors refer to, numbered in the order in which they are met, and
+// where each tensor lies in them.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -20,7 +20,9 @@ namespace fastpersist::base {
   return AlignDown(value + alignment - 1, alignment);
 }
 
-[[nodiscard]] constexpr bool IsPowerOfTwo(std::uint64_t value) { return std::has_single_bit(value); }
+[[nodiscard]] constexpr bool IsPowerOfTwo(std::uint64_t value) {
+  return std::has_single_bit(value);
+}
 
 [[nodiscard]] inline bool IsAlignedAddress(const void* address, std::uint64_t alignment) {
   return IsAligned(reinterpret_cast<std::uintptr_t>(address), alignment);

@@ -78,7 +78,6 @@ std::uint32_t CopyPieces(std::byte* destination, const std::byte* source, std::s
 }  // namespace
 
 std::uint32_t Crc32(std::span<const std::byte> bytes, std::uint32_t crc) {
-
   return crc32_gzip_refl(crc, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 

@@ -13,8 +13,8 @@ std::string Error::Message() const {
   if (!path.empty()) message += fmt::format(" on {}", path);
   if (offset) message += fmt::format(" at offset {}", *offset);
   if (system_errno != 0) {
-    message += fmt::format(": {} (errno {})", std::generic_category().message(system_errno),
-                           system_errno);
+    message +=
+        fmt::format(": {} (errno {})", std::generic_category().message(system_errno), system_errno);
   }
   if (!detail.empty()) message += ": " + detail;
   if (!advice.empty()) message += "; " + advice;

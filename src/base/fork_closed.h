@@ -3,7 +3,8 @@
 // data loader never call it, and for as long as they live they would hold the lock of a temporary
 // file, the disk space of a checkpoint that was rotated away, or the pinned buffers of a ring.
 //
-// A registered descriptor is closed in the child right after fork(2) (pthread_atfork(3)). Thread-safe.
+// A registered descriptor is closed in the child right after fork(2) (pthread_atfork(3)).
+// Thread-safe.
 #pragma once
 
 #include <utility>

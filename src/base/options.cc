@@ -22,9 +22,8 @@ constexpr std::uint64_t kMaxBlock = std::uint64_t{1} << 30;
 constexpr std::uint32_t kMaxDepth = 256;
 
 std::unexpected<Error> Refuse(std::string detail) {
-  return std::unexpected(Error{.code = ErrorCode::kInvalidArgument,
-                               .operation = "options",
-                               .detail = std::move(detail)});
+  return std::unexpected(Error{
+      .code = ErrorCode::kInvalidArgument, .operation = "options", .detail = std::move(detail)});
 }
 
 }  // namespace
@@ -46,8 +45,8 @@ std::optional<Engine> ParseEngine(std::string_view name) {
 Result<void> Validate(const Options& options) {
   if (const auto block = options.block_bytes;
       block && (*block == 0 || *block % kPage != 0 || *block > kMaxBlock)) {
-    return Refuse(fmt::format("block_bytes {} is not a multiple of {} up to {}", *block, kPage,
-                              kMaxBlock));
+    return Refuse(
+        fmt::format("block_bytes {} is not a multiple of {} up to {}", *block, kPage, kMaxBlock));
   }
   if (const auto depth = options.queue_depth; depth && (*depth == 0 || *depth > kMaxDepth)) {
     return Refuse(fmt::format("queue_depth {} is not between 1 and {}", *depth, kMaxDepth));

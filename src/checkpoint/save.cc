@@ -22,11 +22,11 @@ Result<layout::Stream> LayOut(const State& state, const std::string& path, Forma
   if (format == Format::kSafetensors) {
     std::vector<layout::SafetensorsEntry> entries;
     for (const State::Entry& entry : state.entries()) {
-      entries.push_back({.name = entry.name,
-                         .dtype = std::string(layout::SafetensorsName(entry.view.dtype)),
-                         .shape = entry.view.shape,
-                         .body = {static_cast<const std::byte*>(entry.view.data),
-                                  ByteSize(entry.view)}});
+      entries.push_back(
+          {.name = entry.name,
+           .dtype = std::string(layout::SafetensorsName(entry.view.dtype)),
+           .shape = entry.view.shape,
+           .body = {static_cast<const std::byte*>(entry.view.data), ByteSize(entry.view)}});
     }
     return layout::LayOutSafetensors(std::move(entries), options.metadata);
   }

@@ -67,7 +67,10 @@ class Attempt {
  public:
   Attempt(const layout::Stream& stream, const commit::Target& target, const Options& options,
           const Environment& environment, SaveInfo& info)
-      : stream_(stream), target_(target), options_(options), environment_(environment),
+      : stream_(stream),
+        target_(target),
+        options_(options),
+        environment_(environment),
         info_(info) {}
 
   Result<void> Run(const Refused& refused) {
@@ -107,12 +110,10 @@ class Attempt {
       lease.error().path = target_.path;
       return std::unexpected(lease.error());
     }
-    const auto staging = lease->pool().memory().first(
-        base::AlignDown(std::min<std::uint64_t>(lease->pool().memory().size(), sizes.staging),
-                        sizes.block));
-    const plan::WritePlan plan =
-        plan::PlanWrites(stream_, {.begin = 0, .end = stream_.size()},
-                         {.limits = limits, .block_bytes = sizes.block});
+    const auto staging = lease->pool().memory().first(base::AlignDown(
+        std::min<std::uint64_t>(lease->pool().memory().size(), sizes.staging), sizes.block));
+    const plan::WritePlan plan = plan::PlanWrites(stream_, {.begin = 0, .end = stream_.size()},
+                                                  {.limits = limits, .block_bytes = sizes.block});
     auto choice = engine::ChooseEngine(options_.engine, limits.direct, sizes.depth,
                                        environment_.make_engine, refused);
     if (staging.size() >= kMinRegistered) (void)choice.engine->RegisterMemory(staging);
@@ -149,9 +150,9 @@ class Attempt {
     const std::string& shortcoming = pool.shortcoming();
     if (!shortcoming.empty()) info_.engine_reason += "; " + shortcoming;
     const bool slower = fell_back_ || choice.fell_back || !shortcoming.empty();
-    info_.warning = slower ? fmt::format("saving with {}: {}", EngineName(info_.engine),
-                                         info_.engine_reason)
-                           : "";
+    info_.warning =
+        slower ? fmt::format("saving with {}: {}", EngineName(info_.engine), info_.engine_reason)
+               : "";
   }
 
   Result<void> Finish(commit::Publication& publication) {

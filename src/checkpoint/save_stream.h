@@ -3,8 +3,8 @@
 //
 //   target → publication → limits → plan → engine → staging → pipeline → seal → publish
 //
-// An attempt that fails because an engine is refused is repeated with the next engine; one that fails
-// on storage is repeated options.retries times; each on a new temporary file.
+// An attempt that fails because an engine is refused is repeated with the next engine; one that
+// fails on storage is repeated options.retries times; each on a new temporary file.
 #pragma once
 
 #include <string>

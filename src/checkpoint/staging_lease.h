@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keeps one staging pool between saves, because touching and locking it costs milliseconds. A save
-// leases it; a second save at the same time gets a pool of its own, which is freed afterwards. So the
-// process keeps the memory of one save, however many there were.
+// leases it; a second save at the same time gets a pool of its own, which is freed afterwards. So
+// the process keeps the memory of one save, however many there were.
 #pragma once
 
 #include <cstdint>

@@ -62,10 +62,9 @@ Result<Publication> Publication::Begin(const Target& target, const Options& opti
 }
 
 Result<void> Publication::OpenInPlace() {
-  const int opened =
-      target_.special
-          ? files_.Open(AT_FDCWD, target_.path.c_str(), O_WRONLY, 0)
-          : files_.Open(target_.directory.get(), target_.name.c_str(), O_WRONLY | O_CREAT, 0666);
+  const int opened = target_.special ? files_.Open(AT_FDCWD, target_.path.c_str(), O_WRONLY, 0)
+                                     : files_.Open(target_.directory.get(), target_.name.c_str(),
+                                                   O_WRONLY | O_CREAT, 0666);
   if (opened < 0) return std::unexpected(Failed("open", opened));
   fd_.Reset(opened);
   fork_closed_ = base::ForkClosed(opened);
@@ -82,7 +81,8 @@ Result<void> Publication::Preallocate(std::uint64_t size, std::uint64_t padded_s
   // Not every file system can; a hole of the right size still saves extending at every write.
   if (result == -EOPNOTSUPP || result == -ENOSYS) result = files_.Truncate(fd(), wanted);
   if (result < 0) {
-    return std::unexpected(Failed("preallocate", result, fmt::format("{} bytes are needed", wanted)));
+    return std::unexpected(
+        Failed("preallocate", result, fmt::format("{} bytes are needed", wanted)));
   }
   return {};
 }
@@ -118,8 +118,8 @@ Result<void> Publication::Publish(std::string& warning) {
   if (synced == -EINVAL || synced == -EOPNOTSUPP) {
     warning = "this file system cannot sync directories; the rename is as durable as it makes it";
   } else if (synced < 0) {
-    return std::unexpected(
-        Failed("sync the directory", synced, "the new file is in place, its durability is unknown"));
+    return std::unexpected(Failed("sync the directory", synced,
+                                  "the new file is in place, its durability is unknown"));
   }
   return {};
 }

@@ -7,7 +7,8 @@
 //   3  preallocate its whole size, so that a full disk shows before a byte is written
 //   4  (the pipeline writes every byte through the descriptor of step 2)
 //   5  truncate to the exact size
-//   6  fdatasync through that same descriptor: it was open before the first write, so no write error
+//   6  fdatasync through that same descriptor: it was open before the first write, so no write
+//   error
 //      can have been reported to somebody else
 //   7  flush as close(2) would, where network file systems report errors
 //   8  rename over the target
@@ -67,7 +68,7 @@ class Publication {
   const file::FileOps& files_;
   base::UniqueFd fd_;
   base::ForkClosed fork_closed_;  // after fd_: unregistered before the descriptor is closed
-  std::string temporary_;  // name; empty when there is none (any more)
+  std::string temporary_;         // name; empty when there is none (any more)
 };
 
 }  // namespace fastpersist::commit

@@ -31,7 +31,7 @@ Split SplitPath(const std::string& path) {
 }
 
 bool IsOnProc(int directory) {
-  struct statfs info {};
+  struct statfs info{};
   return ::fstatfs(directory, &info) == 0 && info.f_type == PROC_SUPER_MAGIC;
 }
 
@@ -46,8 +46,8 @@ Result<std::string> ReadLink(int directory, const std::string& name, const std::
 // A file of its own mount (bind mount) has another mount id than its directory.
 bool IsMountPoint(int directory, const std::string& name) {
 #ifdef STATX_MNT_ID
-  struct statx of_file {};
-  struct statx of_directory {};
+  struct statx of_file{};
+  struct statx of_directory{};
   if (::statx(directory, name.c_str(), AT_SYMLINK_NOFOLLOW, STATX_MNT_ID, &of_file) != 0 ||
       ::statx(directory, "", AT_EMPTY_PATH, STATX_MNT_ID, &of_directory) != 0) {
     return false;
@@ -63,7 +63,7 @@ Result<void> CheckName(const Split& at, int directory, const std::string& path) 
   if (at.name.empty() || at.name == "." || at.name == "..") {
     return std::unexpected(StorageError("open", path, path.empty() ? ENOENT : EISDIR));
   }
-  const long longest = ::fpathconf(directory, _PC_NAME_MAX);
+  const auto longest = ::fpathconf(directory, _PC_NAME_MAX);
   if (longest > 0 && at.name.size() > static_cast<std::size_t>(longest)) {
     return std::unexpected(StorageError(
         "open", path, ENAMETOOLONG,
@@ -105,17 +105,16 @@ Result<Target> ResolveTarget(const std::string& path, const file::FileOps& files
   std::string current = path;
   for (int links = 0; links <= kMaxLinks; ++links) {
     const Split at = SplitPath(current);
-    target.directory.Reset(
-        files.Open(AT_FDCWD, at.directory.c_str(), O_RDONLY | O_DIRECTORY, 0));
+    target.directory.Reset(files.Open(AT_FDCWD, at.directory.c_str(), O_RDONLY | O_DIRECTORY, 0));
     if (const int opened = target.directory.get(); opened < 0) {
-      return std::unexpected(StorageError(
-          "open directory", path, -opened, fmt::format("the directory is '{}'", at.directory)));
+      return std::unexpected(StorageError("open directory", path, -opened,
+                                          fmt::format("the directory is '{}'", at.directory)));
     }
     if (auto checked = CheckName(at, target.directory.get(), path); !checked) {
       return std::unexpected(checked.error());
     }
     target.name = at.name;
-    struct stat there {};
+    struct stat there{};
     const int found = files.StatLink(target.directory.get(), at.name.c_str(), &there);
     if (found == -ENOENT) return target;
     if (found < 0) return std::unexpected(StorageError("look at", path, -found));

@@ -40,7 +40,7 @@ std::uint64_t RandomNumber() {
 }
 
 bool IsUnlinked(int fd) {
-  struct stat info {};
+  struct stat info{};
   return ::fstat(fd, &info) == 0 && info.st_nlink == 0;
 }
 
@@ -64,9 +64,11 @@ std::vector<std::string> NamesWithPrefix(int directory, std::string_view prefix)
 Error Explain(const Target& target, int system_errno) {
   Error error = StorageError("create a temporary file", target.path, system_errno,
                              "the file is written beside its target and renamed over it");
-  if (target.replaced && (system_errno == EACCES || system_errno == EPERM || system_errno == EROFS)) {
-    error.advice += "; or save with atomic=False, which writes in place and loses the old file if "
-                    "it fails";
+  if (target.replaced &&
+      (system_errno == EACCES || system_errno == EPERM || system_errno == EROFS)) {
+    error.advice +=
+        "; or save with atomic=False, which writes in place and loses the old file if "
+        "it fails";
   }
   return error;
 }
@@ -97,7 +99,8 @@ Result<Temporary> MakeTemporary(const Target& target, const file::FileOps& files
     // locks never show leftovers as unlocked, so they need none.
     if (files.TryLock(opened) == -EAGAIN || IsUnlinked(opened)) continue;
     if (target.replaced) {
-      // The group first: changing it may clear set-id bits. Not being a member is no reason to fail.
+      // The group first: changing it may clear set-id bits. Not being a member is no reason to
+      // fail.
       (void)files.ChangeGroup(opened, target.replaced->group);
       if (const int changed = files.ChangeMode(opened, target.replaced->mode); changed < 0) {
         (void)files.Unlink(directory, made.name.c_str());

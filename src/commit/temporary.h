@@ -22,7 +22,8 @@ struct Temporary {
   std::string name;   ///< In the target's directory.
 };
 
-/// Makes and locks an empty temporary file. Its mode is the replaced file's, or 0666 less the umask.
+/// Makes and locks an empty temporary file. Its mode is the replaced file's, or 0666 less the
+/// umask.
 [[nodiscard]] Result<Temporary> MakeTemporary(const Target& target, const file::FileOps& files);
 
 /// Removes temporaries of this target whose owner is gone. Errors are not worth failing a save.

@@ -47,7 +47,7 @@ EngineChoice ChooseEngine(Engine wanted, bool direct, unsigned depth, const Engi
     return {.engine = std::make_unique<BufferedEngine>(), .reason = "the file takes no direct I/O"};
   }
   std::string reasons;
-  auto kind = wanted == Engine::kAuto ? kOrder.begin() : std::ranges::find(kOrder, wanted);
+  const auto* kind = wanted == Engine::kAuto ? kOrder.begin() : std::ranges::find(kOrder, wanted);
   for (; *kind != Engine::kBuffered; ++kind) {
     const auto known = std::ranges::find(refused, *kind, &std::pair<Engine, std::string>::first);
     if (known != refused.end()) {

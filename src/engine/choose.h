@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which engine serves a file: the first of io_uring, libaio, threads, buffered that works here, with
-// the reasons why earlier ones do not.
+// Which engine serves a file: the first of io_uring, libaio, threads, buffered that works here,
+// with the reasons why earlier ones do not.
 #pragma once
 
 #include <functional>
@@ -13,15 +13,14 @@
 namespace fastpersist::engine {
 
 /// Makes the engine of one kind (never kAuto), or says why it cannot be had. Tests pass their own.
-using EngineFactory =
-    std::function<Result<std::unique_ptr<IoEngine>>(Engine kind, unsigned depth)>;
+using EngineFactory = std::function<Result<std::unique_ptr<IoEngine>>(Engine kind, unsigned depth)>;
 
 /// The real engines.
 [[nodiscard]] Result<std::unique_ptr<IoEngine>> MakeEngine(Engine kind, unsigned depth);
 
 struct EngineChoice {
   std::unique_ptr<IoEngine> engine;
-  std::string reason;     ///< A sentence without a final period.
+  std::string reason;      ///< A sentence without a final period.
   bool fell_back = false;  ///< True when something that should be faster was refused.
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // An IoEngine moves aligned blocks between memory and an open file, several at a time. It reports
-// what the kernel said and nothing more: short counts, EINTR and the rest are the business of its one
-// caller, pipeline/checked_queue.h. One file per engine; testing/engine_contract.h is what all of
-// them promise.
+// what the kernel said and nothing more: short counts, EINTR and the rest are the business of its
+// one caller, pipeline/checked_queue.h. One file per engine; testing/engine_contract.h is what all
+// of them promise.
 //
-// Used by one thread at a time. Sources: io_uring(7), io_submit(2), pwrite(2).
+// Made and used by one thread. Sources: io_uring(7), io_submit(2), pwrite(2).
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,9 @@ struct IoRequest {
   std::byte* data = nullptr;  ///< Only read from by kWrite.
   std::uint64_t length = 0;   ///< At most 1 GiB.
   std::uint64_t offset = 0;
-  std::uint64_t tag = 0;  ///< Comes back with the completion.
+  /// Comes back with the completion. Any number but 2^64 - 1, which liburing keeps for itself on
+  /// kernels before 5.11.
+  std::uint64_t tag = 0;
 };
 
 struct IoCompletion {
@@ -50,8 +52,8 @@ class IoEngine {
   /// answer says whether it was taken.
   virtual bool RegisterMemory(std::span<std::byte> /*memory*/) { return false; }
 
-  /// Starts one operation. An Error means that the engine itself is unusable from now on (refused by
-  /// a sandbox, say): nothing was submitted by this call.
+  /// Starts one operation. An Error means that the engine itself is unusable from now on (refused
+  /// by a sandbox, say): nothing was submitted by this call.
   [[nodiscard]] virtual Result<Submitted> Submit(const IoRequest& request,
                                                  IoCompletion* completed) = 0;
   /// Returns finished operations, at least one; blocks if needed. Precondition: something is in

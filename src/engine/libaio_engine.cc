@@ -4,7 +4,10 @@
 #include <libaio.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 namespace fastpersist::engine {
@@ -17,6 +20,42 @@ Error Refused(const char* operation, int negative_errno) {
                                               : "native asynchronous I/O cannot be used here"};
 }
 
+struct Context {
+  io_context_t handle = nullptr;
+  unsigned depth = 0;
+};
+
+// Destroying a context waits for a grace period of the kernel, some 30 ms, as long as many a save.
+// So one idle context is kept for the next save. Thread-safe: a context may be used by any thread.
+class IdleContext {
+ public:
+  // An idle context of that depth, or an empty one.
+  static Context Take(unsigned depth) {
+    Kept& kept = TheKept();
+    const std::scoped_lock lock(kept.mutex);
+    return kept.context.depth == depth ? std::exchange(kept.context, {}) : Context{};
+  }
+  // Precondition: nothing is in flight.
+  static void Give(Context context) {
+    {
+      Kept& kept = TheKept();
+      const std::scoped_lock lock(kept.mutex);
+      std::swap(kept.context, context);
+    }
+    if (context.handle != nullptr) ::io_destroy(context.handle);
+  }
+
+ private:
+  struct Kept {
+    std::mutex mutex;
+    Context context;
+  };
+  static Kept& TheKept() {
+    static auto* kept = new Kept;  // never destroyed: a save may run until the very end
+    return *kept;
+  }
+};
+
 class LibaioEngine final : public IoEngine {
  public:
   LibaioEngine() = default;
@@ -25,38 +64,44 @@ class LibaioEngine final : public IoEngine {
   LibaioEngine(LibaioEngine&&) = delete;
   LibaioEngine& operator=(LibaioEngine&&) = delete;
   ~LibaioEngine() override {
-    if (context_ != nullptr) ::io_destroy(context_);
+    if (context_.handle == nullptr) return;
+    if (free_.size() == blocks_.size()) {
+      IdleContext::Give(context_);
+    } else {
+      ::io_destroy(context_.handle);  // waits for what is in flight
+    }
   }
 
   Result<void> Open(unsigned depth) {
-    int error = -EAGAIN;
+    context_ = IdleContext::Take(depth);
+    int error = context_.handle == nullptr ? -EAGAIN : 0;
     for (unsigned tried = depth; tried > 0 && error == -EAGAIN; tried /= 2) {
-      error = ::io_setup(static_cast<int>(tried), &context_);
-      depth_ = tried;
+      error = ::io_setup(static_cast<int>(tried), &context_.handle);
+      context_.depth = tried;
     }
     if (error < 0) return std::unexpected(Refused("io_setup", error));
-    blocks_.resize(depth_);
+    blocks_.resize(context_.depth);
     for (iocb& block : blocks_) free_.push_back(&block);
-    events_.resize(depth_);
+    events_.resize(context_.depth);
     return Probe();
   }
 
   [[nodiscard]] Engine kind() const override { return Engine::kLibaio; }
-  [[nodiscard]] unsigned depth() const override { return depth_; }
+  [[nodiscard]] unsigned depth() const override { return context_.depth; }
 
   Result<Submitted> Submit(const IoRequest& request, IoCompletion* completed) override {
     if (free_.empty()) return Submitted::kBusy;
     iocb* block = free_.back();
-    const auto offset = static_cast<long long>(request.offset);
+    const auto offset = static_cast<off_t>(request.offset);
     if (request.kind == IoRequest::Kind::kWrite) {
       ::io_prep_pwrite(block, request.fd, request.data, request.length, offset);
     } else {
       ::io_prep_pread(block, request.fd, request.data, request.length, offset);
     }
-    block->data = reinterpret_cast<void*>(request.tag);
+    block->data = std::bit_cast<void*>(request.tag);
     int submitted = 0;
     do {
-      submitted = ::io_submit(context_, 1, &block);
+      submitted = ::io_submit(context_.handle, 1, &block);
     } while (submitted == -EINTR);
     if (submitted == 1) {
       free_.pop_back();
@@ -71,13 +116,13 @@ class LibaioEngine final : public IoEngine {
   }
 
   Result<std::size_t> Reap(std::span<IoCompletion> out) override {
-    const auto room = static_cast<long>(std::min(out.size(), events_.size()));
-    const int count = ::io_getevents(context_, 1, room, events_.data(), nullptr);
+    const auto room = static_cast<std::int64_t>(std::min(out.size(), events_.size()));
+    const int count = ::io_getevents(context_.handle, 1, room, events_.data(), nullptr);
     if (count == -EINTR) return 0;
     if (count < 0) return std::unexpected(Refused("io_getevents", count));
     for (int i = 0; i < count; ++i) {
       const io_event& event = events_[static_cast<std::size_t>(i)];
-      out[static_cast<std::size_t>(i)] = {.tag = reinterpret_cast<std::uint64_t>(event.data),
+      out[static_cast<std::size_t>(i)] = {.tag = std::bit_cast<std::uint64_t>(event.data),
                                           .result = static_cast<std::int64_t>(event.res)};
       free_.push_back(event.obj);
     }
@@ -87,17 +132,16 @@ class LibaioEngine final : public IoEngine {
  private:
   // A sandbox may refuse submission or reaping only; ask both for nothing.
   Result<void> Probe() {
-    if (const int error = ::io_submit(context_, 0, nullptr); error < 0) {
+    if (const int error = ::io_submit(context_.handle, 0, nullptr); error < 0) {
       return std::unexpected(Refused("io_submit", error));
     }
     timespec no_wait{};
-    const int error = ::io_getevents(context_, 0, 1, events_.data(), &no_wait);
+    const int error = ::io_getevents(context_.handle, 0, 1, events_.data(), &no_wait);
     if (error < 0 && error != -EINTR) return std::unexpected(Refused("io_getevents", error));
     return {};
   }
 
-  io_context_t context_ = nullptr;
-  unsigned depth_ = 0;
+  Context context_;
   std::vector<iocb> blocks_;
   std::vector<iocb*> free_;
   std::vector<io_event> events_;

@@ -5,7 +5,6 @@
 
 #include <condition_variable>
 #include <csignal>
-#include <deque>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -62,6 +61,9 @@ class ThreadsEngine final : public IoEngine {
                                      .detail = "no thread can be started"});
       }
     }
+    const std::scoped_lock lock(mutex_);
+    requests_.reserve(threads_.size());
+    completions_.reserve(threads_.size());
     return {};
   }
 
@@ -83,11 +85,13 @@ class ThreadsEngine final : public IoEngine {
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return !completions_.empty(); });
     std::size_t count = 0;
-    while (count < out.size() && !completions_.empty()) {
-      out[count++] = completions_.front();
-      completions_.pop_front();
-      --in_flight_;
+    while (count < out.size() && count < completions_.size()) {
+      out[count] = completions_[count];
+      ++count;
     }
+    completions_.erase(completions_.begin(),
+                       completions_.begin() + static_cast<std::ptrdiff_t>(count));
+    in_flight_ -= count;
     return count;
   }
 
@@ -98,7 +102,7 @@ class ThreadsEngine final : public IoEngine {
       work_.wait(lock, [this] { return closing_ || !requests_.empty(); });
       if (requests_.empty()) return;
       const IoRequest request = requests_.front();
-      requests_.pop_front();
+      requests_.erase(requests_.begin());
       lock.unlock();
       const std::int64_t result = MoveBytes(request);
       lock.lock();
@@ -110,8 +114,9 @@ class ThreadsEngine final : public IoEngine {
   std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable done_;
-  std::deque<IoRequest> requests_;
-  std::deque<IoCompletion> completions_;
+  // Never longer than there are threads, and reserved: nothing is allocated for an operation.
+  std::vector<IoRequest> requests_;
+  std::vector<IoCompletion> completions_;
   std::size_t in_flight_ = 0;
   bool closing_ = false;
   std::vector<std::jthread> threads_;  // last: joined before the rest goes

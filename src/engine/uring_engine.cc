@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,7 +18,9 @@ namespace {
 
 // The kernel's limit on one registered buffer (io_uring_register(2)).
 constexpr std::size_t kMaxRegistered = std::size_t{1} << 30;
-constexpr std::uint64_t kProbeTag = ~std::uint64_t{0};
+// The kernel may be short of memory for a request (EAGAIN); it passes, or it does not within 10 s.
+constexpr unsigned kMaxShortages = 10'000;
+constexpr auto kPause = std::chrono::milliseconds(1);
 
 Error Refused(const char* operation, int negative_errno) {
   return {.operation = operation,
@@ -38,9 +42,8 @@ class UringEngine final : public IoEngine {
 
   Result<void> Open() {
     int error = -EINVAL;
-    for (const unsigned flags :
-         {unsigned{IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN},
-          unsigned{IORING_SETUP_COOP_TASKRUN}, 0U}) {
+    for (const unsigned flags : {unsigned{IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN},
+                                 IORING_SETUP_COOP_TASKRUN, 0U}) {
       error = ::io_uring_queue_init(depth_, &ring_, flags);
       if (error != -EINVAL) break;  // EINVAL: the kernel does not know the flags
     }
@@ -59,7 +62,9 @@ class UringEngine final : public IoEngine {
       pieces.push_back({.iov_base = memory.data() + at,
                         .iov_len = std::min(kMaxRegistered, memory.size() - at)});
     }
-    if (::io_uring_register_buffers(&ring_, pieces.data(), static_cast<unsigned>(pieces.size())) != 0) return false;
+    if (::io_uring_register_buffers(&ring_, pieces.data(), static_cast<unsigned>(pieces.size())) !=
+        0)
+      return false;
     registered_ = memory;
     return true;
   }
@@ -69,7 +74,7 @@ class UringEngine final : public IoEngine {
     io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
     if (sqe == nullptr) return Submitted::kBusy;
     Prepare(request, sqe);
-    if (const int error = Enter(0); error < 0) {
+    if (const int error = EnterPrepared(); error < 0) {
       return std::unexpected(Refused("io_uring_enter", error));
     }
     ++in_flight_;
@@ -79,7 +84,9 @@ class UringEngine final : public IoEngine {
   Result<std::size_t> Reap(std::span<IoCompletion> out) override {
     std::size_t count = Collect(out);
     if (count > 0) return count;
-    const int error = Enter(1);
+    // Waits only. A request whose submission failed is still in the ring and must not follow now.
+    io_uring_cqe* cqe = nullptr;
+    const int error = ::io_uring_wait_cqe(&ring_, &cqe);
     if (error < 0 && error != -EINTR) return std::unexpected(Refused("io_uring_enter", error));
     return Collect(out);
   }
@@ -88,9 +95,8 @@ class UringEngine final : public IoEngine {
   Result<void> Probe() {
     io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
     ::io_uring_prep_nop(sqe);
-    sqe->user_data = kProbeTag;
     in_flight_ = 1;
-    if (const int error = Enter(0); error < 0) {
+    if (const int error = EnterPrepared(); error < 0) {
       return std::unexpected(Refused("io_uring_enter", error));
     }
     IoCompletion done;
@@ -103,15 +109,19 @@ class UringEngine final : public IoEngine {
     return {};
   }
 
-  // Submits what is prepared and waits for completions. Retries what passes by itself.
-  int Enter(unsigned wait_for) {
-    for (;;) {
-      const int result = ::io_uring_submit_and_wait(&ring_, wait_for);
+  // Submits what is prepared. Retries what passes by itself.
+  int EnterPrepared() {
+    for (unsigned shortages = 0;;) {
+      const int result = ::io_uring_submit(&ring_);
       if (result >= 0) return 0;
-      if (result == -EAGAIN || result == -EBUSY) continue;
-      // A signal: what was prepared is still prepared, unless only the wait was interrupted.
-      if (result == -EINTR && ::io_uring_sq_ready(&ring_) > 0) continue;
-      return result == -EINTR && wait_for == 0 ? 0 : result;
+      if (result == -EINTR) {
+        if (::io_uring_sq_ready(&ring_) == 0) return 0;
+      } else if ((result == -EAGAIN || result == -EBUSY) && shortages < kMaxShortages) {
+        ++shortages;
+        std::this_thread::sleep_for(kPause);
+      } else {
+        return result;
+      }
     }
   }
 
@@ -130,8 +140,10 @@ class UringEngine final : public IoEngine {
     const auto length = static_cast<unsigned>(request.length);
     const bool write = request.kind == IoRequest::Kind::kWrite;
     if (const int index = RegisteredIndex(request); index >= 0) {
-      write ? ::io_uring_prep_write_fixed(sqe, request.fd, request.data, length, request.offset, index)
-            : ::io_uring_prep_read_fixed(sqe, request.fd, request.data, length, request.offset, index);
+      write ? ::io_uring_prep_write_fixed(sqe, request.fd, request.data, length, request.offset,
+                                          index)
+            : ::io_uring_prep_read_fixed(sqe, request.fd, request.data, length, request.offset,
+                                         index);
     } else {
       write ? ::io_uring_prep_write(sqe, request.fd, request.data, length, request.offset)
             : ::io_uring_prep_read(sqe, request.fd, request.data, length, request.offset);

@@ -11,8 +11,9 @@
 
 namespace fastpersist::engine {
 
-/// Makes a ring and sends a no-op through it, so that a sandbox that refuses any of io_uring's three
-/// system calls is noticed here. Error: the kernel or the sandbox refuses it, or no descriptors.
+/// Makes a ring and sends a no-op through it, so that a sandbox that refuses any of io_uring's
+/// three system calls is noticed here. Error: the kernel or the sandbox refuses it, or no
+/// descriptors.
 [[nodiscard]] Result<std::unique_ptr<IoEngine>> MakeUringEngine(unsigned depth);
 
 }  // namespace fastpersist::engine

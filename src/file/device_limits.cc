@@ -21,7 +21,7 @@ constexpr plan::DeviceLimits kBuffered{.memory_align = 1, .offset_align = 1, .di
 
 #ifdef STATX_DIOALIGN
 bool AskKernel(int fd, plan::DeviceLimits& limits) {
-  struct statx answer {};
+  struct statx answer{};
   if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) != 0) return false;
   if ((answer.stx_mask & STATX_DIOALIGN) == 0) return false;
   if (answer.stx_dio_mem_align == 0 || answer.stx_dio_offset_align == 0) {
@@ -46,7 +46,8 @@ bool WriteWorks(int fd, std::uint32_t alignment) {
   do {
     written = ::pwrite(fd, block.get(), alignment, 0);
   } while (written < 0 && errno == EINTR);
-  // Errors other than EINVAL (a full disk) say nothing about alignment; the real writes report them.
+  // Errors other than EINVAL (a full disk) say nothing about alignment; the real writes report
+  // them.
   return written >= 0 || errno != EINVAL;
 }
 

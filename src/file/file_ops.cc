@@ -33,7 +33,7 @@ int FileOps::StatLink(int directory, const char* name, struct stat* out) const {
 }
 
 int FileOps::TryLock(int fd) const {
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
   const int result = RetryInterrupted([&] { return ::fcntl(fd, F_OFD_SETLK, &lock); });

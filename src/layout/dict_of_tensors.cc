@@ -73,7 +73,7 @@ void WriteTensor(PickleWriter& out, const TensorView& view, std::uint64_t storag
   out.Int(0);  // offset in the storage
   WriteIntTuple(out, view.shape);
   WriteIntTuple(out, ContiguousStrides(view.shape));
-  out.Bool(false);  // requires_grad
+  out.Bool(false);                           // requires_grad
   out.Global("collections", "OrderedDict");  // hooks: none
   out.EmptyTuple();
   out.Reduce();
@@ -129,9 +129,8 @@ std::vector<Record> DictOfTensorsRecords(const State& state, std::uint64_t align
   records.push_back({.name = ".storage_alignment", .body = take(alignment_text.size())});
   records.push_back({.name = "byteorder", .body = take(6)});
   for (std::size_t i = 0; i < storages.bodies().size(); ++i) {
-    records.push_back({.name = fmt::format("data/{}", i),
-                       .body = storages.bodies()[i],
-                       .in_memory = true});
+    records.push_back(
+        {.name = fmt::format("data/{}", i), .body = storages.bodies()[i], .in_memory = true});
   }
   return records;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The records of a PyTorch file that holds a dict of tensors, for callers without Python. The pickle
-// refers to nothing but torch._utils._rebuild_tensor_v2, so torch.load(weights_only=True) reads it.
-// Pure.
+// The records of a PyTorch file that holds a dict of tensors, for callers without Python. The
+// pickle refers to nothing but torch._utils._rebuild_tensor_v2, so torch.load(weights_only=True)
+// reads it. Pure.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,7 @@ namespace fastpersist::layout {
 /// Records in torch's order. Entries with the same address, type and size share one storage, as
 /// tensors that share memory do in torch. The records refer to the state's memory and to arena,
 /// which must outlive them.
-[[nodiscard]] std::vector<Record> DictOfTensorsRecords(const State& state,
-                                                       std::uint64_t alignment,
+[[nodiscard]] std::vector<Record> DictOfTensorsRecords(const State& state, std::uint64_t alignment,
                                                        std::string& pickle_arena);
 
 }  // namespace fastpersist::layout

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The opcodes of pickle protocol 2 that states of tensors need, and the numbering of the memo. What
-// gets which opcode is the caller's business (pickle_writer.h for C++ states, the Python binding for
-// Python objects).
+// gets which opcode is the caller's business (pickle_writer.h for C++ states, the Python binding
+// for Python objects).
 //
 // Source: the opcode documentation in CPython's Lib/pickletools.py. Used by one thread.
 #pragma once

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A minimal pickle writer: just enough of protocol 2 for a dict of tensors, opcode for opcode what
-// CPython's pickler makes of the same dict, so that C++ callers get the file that torch.save writes.
-// Used by one thread.
+// CPython's pickler makes of the same dict, so that C++ callers get the file that torch.save
+// writes. Used by one thread.
 #pragma once
 
 #include <cstdint>

@@ -17,13 +17,15 @@ namespace {
 
 constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr std::uint64_t kHeaderAlignment = 8;
+// The package refuses to read, and to write, longer ones.
+constexpr std::uint64_t kMaxHeader = 100'000'000;
 
 // The package's order of types, ascending; files are laid out in descending order, so that every
 // tensor is aligned to its element.
-constexpr auto kTypeOrder = std::to_array<std::string_view>({
-    "BOOL", "F4",  "F6_E2M3", "F6_E3M2", "U8",  "I8",   "F8_E5M2", "F8_E4M3",
-    "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16", "U16", "F16", "BF16", "I32",
-    "U32",  "F32", "C64",     "F64",     "I64", "U64"});
+constexpr auto kTypeOrder = std::to_array<std::string_view>(
+    {"BOOL",    "F4",          "F6_E2M3",     "F6_E3M2", "U8",  "I8",  "F8_E5M2", "F8_E4M3",
+     "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16",     "U16", "F16", "BF16",    "I32",
+     "U32",     "F32",         "C64",         "F64",     "I64", "U64"});
 
 std::optional<std::size_t> TypeRank(std::string_view dtype) {
   const auto* at = std::ranges::find(kTypeOrder, dtype);
@@ -32,9 +34,8 @@ std::optional<std::size_t> TypeRank(std::string_view dtype) {
 }
 
 std::unexpected<Error> Refuse(std::string detail) {
-  return std::unexpected(Error{.code = ErrorCode::kUnsupportedState,
-                               .operation = "layout",
-                               .detail = std::move(detail)});
+  return std::unexpected(Error{
+      .code = ErrorCode::kUnsupportedState, .operation = "layout", .detail = std::move(detail)});
 }
 
 Result<std::string> Header(std::span<const SafetensorsEntry> entries,
@@ -53,6 +54,12 @@ Result<std::string> Header(std::span<const SafetensorsEntry> entries,
   try {
     std::string text = header.dump();
     text.append(base::AlignUp(text.size(), kHeaderAlignment) - text.size(), ' ');
+    if (text.size() > kMaxHeader) {
+      return Refuse(
+          fmt::format("names and shapes of {} tensors take {} bytes; a safetensors header "
+                      "holds at most {}",
+                      entries.size(), text.size(), kMaxHeader));
+    }
     return text;
   } catch (const nlohmann::json::exception& error) {
     return Refuse(fmt::format("a tensor name or a metadata entry is not UTF-8 ({})", error.what()));
@@ -62,8 +69,8 @@ Result<std::string> Header(std::span<const SafetensorsEntry> entries,
 Result<void> SortAndCheck(std::vector<SafetensorsEntry>& entries) {
   for (const SafetensorsEntry& entry : entries) {
     if (entry.name == kMetadataKey) {
-      return Refuse(fmt::format("'{}' is reserved in safetensors files; rename the tensor",
-                                kMetadataKey));
+      return Refuse(
+          fmt::format("'{}' is reserved in safetensors files; rename the tensor", kMetadataKey));
     }
     if (!TypeRank(entry.dtype)) {
       return Refuse(fmt::format("'{}' has type '{}', which safetensors files cannot hold",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The safetensors file, byte for byte as the safetensors package writes it: eight bytes with the
-// length of a JSON header, the header padded with spaces to a multiple of eight, then the tensors in
-// descending order of their type and ascending order of their name. Pure.
+// length of a JSON header, the header padded with spaces to a multiple of eight, then the tensors
+// in descending order of their type and ascending order of their name. Pure.
 //
 // Source: the format description in the README of the safetensors project. With more than one
 // metadata key the package's order is random; ours is sorted.
@@ -25,7 +25,8 @@ struct SafetensorsEntry {
   std::span<const std::byte> body;  ///< Must outlive the stream.
 };
 
-/// Errors: kUnsupportedState for an unknown type, a name that is not UTF-8, used twice, or reserved.
+/// Errors: kUnsupportedState for an unknown type, a name that is not UTF-8, used twice, or
+/// reserved, and for a header of more than 100,000,000 bytes.
 [[nodiscard]] Result<Stream> LayOutSafetensors(std::vector<SafetensorsEntry> entries,
                                                const std::map<std::string, std::string>& metadata);
 

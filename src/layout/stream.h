@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Stream is the value at the heart of FastPersist: one ordinary file, described as extents in file
-// order before any data is read. Every offset and length is known; what cannot be known yet (bytes
-// that contain checksums) has a fixed width and is rendered once the checksums are there.
+// A Stream is the value at the heart of FastPersist: one ordinary file, described as extents in
+// file order before any data is read. Every offset and length is known; what cannot be known yet
+// (bytes that contain checksums) has a fixed width and is rendered once the checksums are there.
 //
 // layout makes streams, plan and pipeline consume them. A Stream is immutable and safe to share
 // between threads. It does not own the memory that its kMemory extents point to.
@@ -33,7 +33,8 @@ struct Extent {
   Kind kind = Kind::kGenerated;
   /// kMemory, kGenerated: the source. kLate: null.
   const std::byte* bytes = nullptr;
-  /// The record whose body this extent is (its bytes count towards that record's digest), or kNoRecord.
+  /// The record whose body this extent is (its bytes count towards that record's digest), or
+  /// kNoRecord.
   std::uint32_t body_of = kNoRecord;
   /// kLate: the number that LateBytes::Render understands.
   std::uint32_t late_id = 0;
@@ -43,7 +44,7 @@ struct Extent {
 
 /// What is known of a record's body once it was filled.
 struct RecordDigest {
-  std::uint32_t crc = 0;             ///< CRC-32 of the body; 0 for an empty one.
+  std::uint32_t crc = 0;            ///< CRC-32 of the body; 0 for an empty one.
   std::array<std::byte, 8> head{};  ///< Its first bytes; as many as the body has, zeros after.
 };
 
@@ -51,8 +52,8 @@ struct RecordDigest {
 class LateBytes {
  public:
   virtual ~LateBytes() = default;
-  /// Writes exactly out.size() bytes, the length of the extent. records[r] is final for every record
-  /// whose body precedes the extent in the stream.
+  /// Writes exactly out.size() bytes, the length of the extent. records[r] is final for every
+  /// record whose body precedes the extent in the stream.
   virtual void Render(std::uint32_t late_id, std::span<const RecordDigest> records,
                       std::span<std::byte> out) const = 0;
 };

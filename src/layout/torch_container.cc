@@ -86,8 +86,8 @@ Result<void> Check(std::span<const Record> records, const TorchContainerOptions&
     return std::unexpected(Refuse("the file name has no base name to call the archive after"));
   }
   if (!base::IsPowerOfTwo(options.alignment) || options.alignment > kMaxAlignment) {
-    return std::unexpected(Refuse(fmt::format(
-        "storage_alignment {} is not a power of two up to {}", options.alignment, kMaxAlignment)));
+    return std::unexpected(Refuse(fmt::format("storage_alignment {} is not a power of two up to {}",
+                                              options.alignment, kMaxAlignment)));
   }
   std::unordered_set<std::string_view> names{kVersionName, kIdName};
   for (const Record& record : records) {

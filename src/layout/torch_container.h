@@ -36,7 +36,8 @@ struct TorchContainerOptions {
                                                   const TorchContainerOptions& options);
 
 /// The archive prefix that torch derives from a path as the user gave it: the base name up to its
-/// last dot, or "archive" when the path has a byte outside ASCII. Empty for paths such as "dir/" and
+/// last dot, or "archive" when the path has a byte outside ASCII. Empty for paths such as "dir/"
+/// and
 /// ".pt", which torch refuses.
 [[nodiscard]] std::string ArchivePrefix(std::string_view path);
 

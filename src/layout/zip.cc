@@ -75,8 +75,7 @@ void PutZip64Extra(const ZipEntry& entry, std::uint64_t stored_size, Fields& out
 
 // Of the local header, with an empty padding field.
 std::uint64_t UnpaddedLength(const ZipEntry& entry) {
-  return kLocalHeaderLength + entry.name.size() + Zip64ExtraLength(entry) +
-         kExtraFieldHeaderLength;
+  return kLocalHeaderLength + entry.name.size() + Zip64ExtraLength(entry) + kExtraFieldHeaderLength;
 }
 
 }  // namespace

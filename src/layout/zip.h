@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ZIP structures that a PyTorch file consists of, byte for byte as torch writes them.
 //
-// Source: PKWARE APPNOTE 6.3.x (sections 4.3.7 to 4.3.16, 4.5.3), and the choices of torch's writer,
-// found by comparing files: stored entries, no times, the sizes only in data descriptors and the
-// directory, zip64 end records always, an "FB" extra field that pads each body to the alignment.
-// All functions are pure.
+// Source: PKWARE APPNOTE 6.3.x (sections 4.3.7 to 4.3.16, 4.5.3), and the choices of torch's
+// writer, found by comparing files: stored entries, no times, the sizes only in data descriptors
+// and the directory, zip64 end records always, an "FB" extra field that pads each body to the
+// alignment. All functions are pure.
 #pragma once
 
 #include <cstddef>

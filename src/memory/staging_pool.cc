@@ -51,11 +51,10 @@ Result<StagingPool> StagingPool::Create(std::uint64_t bytes) {
   pool.size_ = base::AlignUp(bytes, alignment);
   pool.base_ = MapAligned(pool.size_, alignment);
   if (pool.base_ == nullptr) {
-    return std::unexpected(Error{
-        .operation = "map staging memory",
-        .system_errno = errno,
-        .detail = fmt::format("{} bytes are not to be had", pool.size_),
-        .advice = "free memory or set a smaller staging_bytes"});
+    return std::unexpected(Error{.operation = "map staging memory",
+                                 .system_errno = errno,
+                                 .detail = fmt::format("{} bytes are not to be had", pool.size_),
+                                 .advice = "free memory or set a smaller staging_bytes"});
   }
   if (alignment == kHugePage && ::madvise(pool.base_, pool.size_, MADV_HUGEPAGE) != 0) {
     pool.shortcoming_ = "no huge pages for staging (transparent huge pages are off)";
@@ -63,8 +62,9 @@ Result<StagingPool> StagingPool::Create(std::uint64_t bytes) {
   ::madvise(pool.base_, pool.size_, MADV_DONTFORK);
   TouchEveryPage(pool.base_, pool.size_);
   if (::mlock(pool.base_, pool.size_) != 0) {
-    pool.shortcoming_ = fmt::format("staging memory is not locked (RLIMIT_MEMLOCK: have {}, need {} bytes)",
-                                    LockLimitText(), pool.size_);
+    pool.shortcoming_ =
+        fmt::format("staging memory is not locked (RLIMIT_MEMLOCK: have {}, need {} bytes)",
+                    LockLimitText(), pool.size_);
   }
   return pool;
 }

@@ -28,6 +28,7 @@ constexpr auto kPause = std::chrono::milliseconds(1);
 CheckedQueue::CheckedQueue(std::unique_ptr<engine::IoEngine>& engine, QueueFile file,
                            unsigned slots)
     : engine_(engine), file_(std::move(file)), transfers_(slots), completions_(slots) {
+  assert(slots > 0);
   free_.reserve(slots);
   pending_.reserve(slots);
   for (unsigned slot = slots; slot-- > 0;) free_.push_back(slot);
@@ -35,7 +36,7 @@ CheckedQueue::CheckedQueue(std::unique_ptr<engine::IoEngine>& engine, QueueFile 
 
 CheckedQueue::~CheckedQueue() {
   pending_.clear();
-  while (in_flight_ > 0 && !engine_failed_) ReapSome();
+  while (in_flight_ > 0 && !reap_failed_) ReapSome();
 }
 
 Result<unsigned> CheckedQueue::AcquireSlot() {
@@ -48,9 +49,10 @@ Result<unsigned> CheckedQueue::AcquireSlot() {
 
 Result<void> CheckedQueue::Start(unsigned slot, std::uint64_t offset,
                                  std::span<const std::byte> padded, std::uint64_t length) {
-  assert(!file_.limits.direct || (base::IsAligned(offset, file_.limits.offset_align) &&
-                                  base::IsAligned(padded.size(), file_.limits.offset_align) &&
-                                  base::IsAlignedAddress(padded.data(), file_.limits.memory_align)));
+  assert(!file_.limits.direct ||
+         (base::IsAligned(offset, file_.limits.offset_align) &&
+          base::IsAligned(padded.size(), file_.limits.offset_align) &&
+          base::IsAlignedAddress(padded.data(), file_.limits.memory_align)));
   transfers_[slot] = {
       .data = padded.data(), .offset = offset, .padded = padded.size(), .length = length};
   pending_.push_back(slot);
@@ -99,6 +101,7 @@ void CheckedQueue::ReapSome() {
   if (in_flight_ > 0) {
     auto reaped = engine_->Reap(completions_);
     if (!reaped) {
+      reap_failed_ = true;
       engine_failed_ = true;
       Fail(std::move(reaped.error()));
       return;
@@ -138,7 +141,8 @@ void CheckedQueue::Progress(unsigned slot, std::uint64_t written) {
   }
   if (file_.limits.direct) {
     // The next direct write must begin on a block again; what it repeats is the same bytes.
-    written = base::AlignDown(written, std::max(file_.limits.offset_align, file_.limits.memory_align));
+    written =
+        base::AlignDown(written, std::max(file_.limits.offset_align, file_.limits.memory_align));
   }
   transfer.attempts = written == 0 ? transfer.attempts + 1 : 0;
   transfer.data += written;
@@ -146,15 +150,13 @@ void CheckedQueue::Progress(unsigned slot, std::uint64_t written) {
   transfer.padded -= written;
   transfer.length -= written;
   if (file_.limits.direct && transfer.attempts >= kMaxDirectRepeats) {
-    LeaveDirect(fmt::format("direct writes at offset {} keep ending within a block",
-                            transfer.offset));
+    LeaveDirect(
+        fmt::format("direct writes at offset {} keep ending within a block", transfer.offset));
   }
   Again(slot);
 }
 
-void CheckedQueue::Again(unsigned slot) {
-  pending_.insert(pending_.begin(), slot);
-}
+void CheckedQueue::Again(unsigned slot) { pending_.insert(pending_.begin(), slot); }
 
 void CheckedQueue::LeaveDirect(std::string reason) {
   if (left_direct_.empty()) left_direct_ = std::move(reason);

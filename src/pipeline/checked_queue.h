@@ -38,7 +38,8 @@ struct QueueFile {
 
 class CheckedQueue {
  public:
-  /// slots: how many writes may be pending or in flight. The engine and file must outlive the queue.
+  /// slots: how many writes may be pending or in flight, at least 1. The engine and file must
+  /// outlive the queue.
   CheckedQueue(std::unique_ptr<engine::IoEngine>& engine, QueueFile file, unsigned slots);
   CheckedQueue(const CheckedQueue&) = delete;
   CheckedQueue& operator=(const CheckedQueue&) = delete;
@@ -90,6 +91,7 @@ class CheckedQueue {
   unsigned in_flight_ = 0;
   bool leaving_direct_ = false;
   bool engine_failed_ = false;
+  bool reap_failed_ = false;  // what is in flight cannot be waited for
   std::string left_direct_;
   std::optional<Error> error_;
 };

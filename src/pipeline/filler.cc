@@ -18,8 +18,7 @@ void Filler::Fill(std::span<std::byte> out) {
     const Extent& extent = stream_.extents()[extent_];
     const std::uint64_t at = offset_ - extent.offset;
     const std::size_t length = std::min<std::uint64_t>(out.size(), extent.length - at);
-    const std::byte* source =
-        extent.kind == Extent::Kind::kLate ? Rendered(extent) : extent.bytes;
+    const std::byte* source = extent.kind == Extent::Kind::kLate ? Rendered(extent) : extent.bytes;
     if (extent.body_of == layout::kNoRecord) {
       std::copy_n(source + at, length, out.begin());
     } else {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Filler turns stream bytes into device bytes: it walks a range of a stream in file order, copies
-// each piece into a staging buffer (or leaves it where it lies), and computes the digest of every
-// record in the same pass over the cache.
+// The Filler turns stream bytes into device bytes: it walks a range of a stream in file order,
+// copies each piece into a staging buffer (or leaves it where it lies), and computes the digest of
+// every record in the same pass over the cache.
 //
 // Used by one thread. Memory beyond the buffers: one digest a record, and the late extent at hand.
 #pragma once
@@ -24,7 +24,8 @@ class Filler {
 
   /// Copies the next out.size() bytes. Precondition: as many are left.
   void Fill(std::span<std::byte> out);
-  /// Passes over the next length bytes, which lie within one kMemory extent, computing checksums only.
+  /// Passes over the next length bytes, which lie within one kMemory extent, computing checksums
+  /// only.
   void PassOver(std::uint64_t length);
 
   [[nodiscard]] std::span<const layout::RecordDigest> digests() const { return digests_; }

@@ -43,8 +43,7 @@ std::span<const std::byte> Prepare(const plan::PlannedWrite& write, std::span<st
 
 WriteOutcome WriteStream(const layout::Stream& stream, const plan::WritePlan& plan,
                          std::uint64_t block_bytes, QueueFile file,
-                         std::unique_ptr<engine::IoEngine>& engine,
-                         std::span<std::byte> staging) {
+                         std::unique_ptr<engine::IoEngine>& engine, std::span<std::byte> staging) {
   WriteOutcome outcome;
   Stopwatch watch;
   Filler filler(stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries out a write plan: fills staging buffers from the stream while earlier ones are being written,
-// and passes in-place writes through.
+// Carries out a write plan: fills staging buffers from the stream while earlier ones are being
+// written, and passes in-place writes through.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@ struct WriteOutcome {
   double write_seconds = 0;  ///< Submitting and waiting.
 };
 
-/// Writes the whole stream by the plan. staging holds at least one buffer of block_bytes; its number
-/// of buffers is the number of writes pending or in flight. The engine may be exchanged for the
-/// buffered one on the way. On return nothing is in flight, unless the engine failed.
+/// Writes the whole stream by the plan. staging holds at least one buffer of block_bytes; its
+/// number of buffers is the number of writes pending or in flight. The engine may be exchanged for
+/// the buffered one on the way. On return nothing is in flight, unless even reaping failed.
 [[nodiscard]] WriteOutcome WriteStream(const layout::Stream& stream, const plan::WritePlan& plan,
                                        std::uint64_t block_bytes, QueueFile file,
                                        std::unique_ptr<engine::IoEngine>& engine,

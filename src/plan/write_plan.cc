@@ -45,10 +45,8 @@ class Planner {
   void InPlace(Range range, const std::byte* bytes) {
     while (range.begin < range.end) {
       const std::uint64_t length = std::min(options_.block_bytes, range.end - range.begin);
-      plan_.writes.push_back({.offset = range.begin,
-                              .length = length,
-                              .padded_length = length,
-                              .in_place = bytes});
+      plan_.writes.push_back(
+          {.offset = range.begin, .length = length, .padded_length = length, .in_place = bytes});
       plan_.in_place_bytes += length;
       range.begin += length;
       bytes += length;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A WritePlan turns a range of a stream into the writes that the device sees: block-aligned, in file
-// order, with an explicit padded tail. Pure; tested with every size around every boundary.
+// A WritePlan turns a range of a stream into the writes that the device sees: block-aligned, in
+// file order, with an explicit padded tail. Pure; tested with every size around every boundary.
 #pragma once
 
 #include <cstddef>
@@ -43,13 +43,15 @@ struct Range {
 
 struct PlanOptions {
   DeviceLimits limits;
-  std::uint64_t block_bytes = std::uint64_t{4} << 20;  ///< Longest write; a multiple of offset_align.
-  /// Aligned bodies of at least this many bytes are written in place; shorter ones are cheaper staged.
+  std::uint64_t block_bytes = std::uint64_t{4}
+                              << 20;  ///< Longest write; a multiple of offset_align.
+  /// Aligned bodies of at least this many bytes are written in place; shorter ones are cheaper
+  /// staged.
   std::uint64_t min_in_place_bytes = std::uint64_t{1} << 20;
 };
 
-/// Plans range of the stream. Preconditions: range.begin is a multiple of offset_align; range.end is
-/// one too, or the end of the stream; block_bytes is a multiple of both alignments.
+/// Plans range of the stream. Preconditions: range.begin is a multiple of offset_align; range.end
+/// is one too, or the end of the stream; block_bytes is a multiple of both alignments.
 [[nodiscard]] WritePlan PlanWrites(const layout::Stream& stream, Range range,
                                    const PlanOptions& options);
 

@@ -113,6 +113,13 @@ def test_too_few_pairs_or_a_wide_interval_are_no_measurement(
     assert statistics.estimate(values).doubt == doubt
 
 
+@pytest.mark.parametrize(
+    ("number", "text"), [(0.012345, "0.0123"), (99.96, "100"), (999.4, "999"), (16_800.4, "16,800")]
+)
+def test_numbers_are_shown_with_three_digits_and_no_exponent(number: float, text: str) -> None:
+    assert statistics.three_digits(number) == text
+
+
 # --- States ---
 
 
@@ -387,6 +394,11 @@ def test_a_differing_file_is_told_in_the_report() -> None:
 
 def test_the_file_system_of_proc_is_found() -> None:
     assert machine.file_system(Path("/proc/self"))["type"] == "proc"
+
+
+@pytest.mark.parametrize(("load", "warned"), [(0.2, False), (1.0, False), (1.1, True)])
+def test_a_busy_machine_is_told(load: float, warned: bool) -> None:
+    assert (machine.busy_warning({"load_average": load, "cpus": 2}) is not None) is warned
 
 
 # --- From end to end ---
