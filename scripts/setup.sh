@@ -17,7 +17,7 @@ readonly VENV=.venv
 readonly REQUIRED=(
   g++ cmake ninja-build pkg-config make git python3-dev python3-venv
   libisal-dev liburing-dev libaio-dev libfmt-dev nlohmann-json3-dev
-  libgtest-dev libgmock-dev libbenchmark-dev
+  libgtest-dev libgmock-dev
   e2fsprogs xfsprogs util-linux zip unzip
 )
 # To measure, lint, sanitize and document. Without them the other targets still work.

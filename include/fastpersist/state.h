@@ -51,8 +51,8 @@ class FASTPERSIST_EXPORT State {
     TensorView view;
   };
 
-  /// Adds one tensor. kInvalidArgument for a name that is already there, or a shape or stride that
-  /// is negative, overflows, or is not contiguous.
+  /// Adds one tensor. kInvalidArgument for a name that is not UTF-8 or already there, or a shape or
+  /// stride that is negative, overflows, or is not contiguous.
   [[nodiscard]] Result<void> Add(std::string_view name, TensorView view);
 
   [[nodiscard]] const std::vector<Entry>& entries() const { return entries_; }

@@ -85,8 +85,7 @@ def capture(
         fast = _pickle_fast(obj, compact) if _fast_path_works() else "the self-test failed"
         if not isinstance(fast, str):
             pickled, storages, keep, referenced = fast
-            fixed = [r for r in _fixed_records(alignment()) if _wanted(r, disable_byteorder)]
-            records: list[Record] = [("data.pkl", pickled), *fixed, *storages]
+            records = _in_torchs_order(pickled, storages, disable_byteorder)
             return Capture(records, alignment(), keep, referenced)
         unusual = fast
     if compact:
@@ -95,6 +94,17 @@ def capture(
             f"found {unusual}"
         )
     return _record(obj, pickle_module, pickle_protocol, disable_byteorder)
+
+
+def _in_torchs_order(
+    pickled: bytes, storages: list[Record], disable_byteorder: bool = False
+) -> list[Record]:
+    """All records of a file, as the installed torch orders them."""
+    fixed = [r for r in _fixed_records(alignment()) if _wanted(r, disable_byteorder)]
+    # Before 2.7, when .format_version came, torch sorted the storages' numbers as text.
+    if all(name != ".format_version" for name, _ in fixed):
+        storages = sorted(storages, key=lambda record: record[0])
+    return [("data.pkl", pickled), *fixed, *storages]
 
 
 def _wanted(record: Record, disable_byteorder: bool) -> bool:
@@ -166,7 +176,7 @@ def _torch_bytes(state: Any) -> bytes:
     try:
         if not before:
             torch.serialization.set_crc32_options(True)
-        torch.save(state, buffer)
+        torch.serialization.save(state, buffer)
     finally:
         if not before:
             torch.serialization.set_crc32_options(False)
@@ -213,7 +223,7 @@ def _fast_path_works() -> bool:
         if isinstance(fast, str):
             raise ValueError(fast)
         recorded = _record(state)
-        works = [("data.pkl", fast[0]), *_fixed_records(recorded.alignment), *fast[1]]
+        works = _in_torchs_order(fast[0], fast[1])
     except Exception as error:  # any surprise means "take torch's own pickler"
         logger.debug("compiled pickler not used: %r", error)
         return False

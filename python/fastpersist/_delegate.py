@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What we do not serve ourselves is written by torch.save, and published atomically all the same."""
+"""What we do not serve ourselves is written by torch.save, published atomically all the same."""
 
 from __future__ import annotations
 
 import errno
 import os
 import time
-import types
 from typing import Any
 
 import torch
 
 from fastpersist import _capture, _core, _explain, _log
 from fastpersist._errors import ArgumentError, StorageError
-from fastpersist._errors import StorageError
-from fastpersist._info import SaveInfo
+from fastpersist._info import SaveInfo, all_in_the_call
+from fastpersist._save import write_all
 
 _MAX_ALIGNMENT = 32768
 
@@ -53,14 +52,14 @@ def save(
     if _capture.skips_data():
         size = _skip(obj, path, target, torch_arguments)
     elif path is None:
-        size = _write(obj, target, torch_arguments)
+        size = _write(obj, _Sink(target), torch_arguments)
     else:
         size = _publish(obj, path, torch_arguments, options)
     total = time.perf_counter() - start
     return SaveInfo(
         path=None if path is None else os.fsdecode(path),
         bytes=size,
-        seconds=types.MappingProxyType({"total": total, "stall": total}),
+        seconds=all_in_the_call(total, write=total),
         engine="torch",
         engine_reason=why,
         direct=False,
@@ -70,7 +69,8 @@ def save(
 class _Sink:
     """Stands between torch.save and a file: counts the bytes and keeps the first error.
 
-    torch's writer answers a failed write by an error that says nothing of the cause.
+    An exception that passes through torch's writer comes out as another one, which says nothing of
+    the cause, or ends the process.
     """
 
     def __init__(self, target: Any) -> None:
@@ -93,30 +93,18 @@ class _Sink:
             flush()
 
 
-def write_all(target: Any, data: Any) -> None:
-    """target.write(data), again for what an unbuffered file object did not take at once."""
-    rest = memoryview(data)
-    while rest:
-        written = target.write(rest)
-        if not isinstance(written, int):
-            return  # objects that do not say took everything
-        if not 0 < written <= len(rest):
-            what = f"{type(target).__name__}.write took {written} of {len(rest)} bytes"
-            raise OSError(errno.EIO, what)
-        rest = rest[written:]
-
-
-def _write(obj: Any, target: Any, torch_arguments: TorchArguments) -> int:
-    """Raises what target raises, and UnsupportedStateError for what torch cannot pickle."""
-    sink = _Sink(target)
+def _write(obj: Any, sink: _Sink, torch_arguments: TorchArguments) -> int:
+    """Raises what the file raised, and UnsupportedStateError for what torch cannot pickle."""
     try:
-        torch.save(obj, sink, *torch_arguments)
+        torch.serialization.save(obj, sink, *torch_arguments)
     except Exception as error:
         if sink.error is not None:
             raise sink.error from None
+        if isinstance(error, MemoryError):  # no fault of the state
+            raise
 
         def capture(part: Any) -> None:
-            torch.save(part, _Sink(None), *torch_arguments)
+            torch.serialization.save(part, _Sink(None), *torch_arguments)
 
         raise _explain.explain(error, obj, capture) from error
     if sink.error is not None:
@@ -124,52 +112,34 @@ def _write(obj: Any, target: Any, torch_arguments: TorchArguments) -> int:
     return sink.size
 
 
-def _publish(
-    obj: Any, path: bytes, torch_arguments: tuple[Any, int, bool, bool], options: _core.Options
-) -> int:
+def _publish(obj: Any, path: bytes, torch_arguments: TorchArguments, options: _core.Options) -> int:
     publication = _core.Publication(path, options)
     try:
-        sink = _Sink(publication.fileno())
-        torch.save(obj, sink, *torch_arguments)
-        if sink.error is not None:
-            raise _storage_error(sink.error, os.fsdecode(path), sink.size)
-        publication.publish(sink.size)
+        with os.fdopen(os.dup(publication.fileno()), "wb", buffering=0) as file:
+            sink = _Sink(file)
+            try:
+                size = _write(obj, sink, torch_arguments)
+            except OSError as error:
+                raise _storage_error(error, os.fsdecode(path), sink.size) from error
+        publication.publish(size)
     finally:
         publication.close()
-    return sink.size
-
-
-class _Sink:
-    """A file object over a descriptor. It keeps the first error instead of raising it: what is raised
-    inside torch's writer comes out as another exception, or ends the process (pytorch/pytorch#156955).
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self.size = 0
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        rest = memoryview(data).cast("B")
-        length = len(rest)
-        while len(rest) > 0 and self.error is None:
-            try:
-                written = os.write(self._fd, rest)
-            except OSError as error:
-                self.error = error
-                break
-            self.size += written
-            rest = rest[written:]
-        return length
-
-    def flush(self) -> None:
-        """Nothing is kept back."""
+    return size
 
 
 def _storage_error(error: OSError, path: str, offset: int) -> StorageError:
-    number = error.errno or 0
+    number = error.errno or errno.EIO
     message = (
         f"write failed on {path} at offset {offset}: {os.strerror(number)} (errno {number}); "
         "free space, raise the quota or the limit, or save elsewhere"
     )
     return StorageError(message, number, path, offset, "write")
+
+
+def _skip(obj: Any, path: bytes | None, target: Any, torch_arguments: TorchArguments) -> int:
+    """Only torch can leave holes, and only in a file that it opened itself."""
+    if path is None:
+        torch.serialization.save(obj, target, *torch_arguments)
+        return 0
+    torch.serialization.save(obj, os.fsdecode(path), *torch_arguments)
+    return os.path.getsize(path)

@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 
-from fastpersist._errors import UnsupportedStateError
+from fastpersist._errors import ArgumentError, Error, UnsupportedStateError
 from fastpersist._locate import locate, walk
 
-_SAME_DATA = "view the same data as different types"
+# How torch and the compiled pickler say it.
+_SAME_DATA = ("view the same data as different types", "seen as two types")
 
 
-def explain(error: Exception, obj: Any, capture: Callable[[Any], Any]) -> UnsupportedStateError:
+def explain(error: Exception, obj: Any, capture: Callable[[Any], Any]) -> Error:
     """An error for `raise ... from error`. capture is tried on parts of obj to find the culprit."""
-    if _SAME_DATA in str(error) and (places := _types_that_clash(obj)):
+    same_data = any(words in str(error) for words in _SAME_DATA)
+    if same_data and (places := _types_that_clash(obj)):
         detail = f"{places[0]} and {places[1]} view the same memory as different types"
         advice = "clone one of them"
         return UnsupportedStateError(f"save failed: {detail}; {advice}")
@@ -28,6 +30,9 @@ def explain(error: Exception, obj: Any, capture: Callable[[Any], Any]) -> Unsupp
             return True
         return False
 
+    if fails([]):  # not the state's fault
+        problem = f"{type(error).__name__}: {error}"
+        return ArgumentError(f"save failed: nothing can be saved with these arguments: {problem}")
     place = locate(obj, fails)
     where = f"the entry {place}" if place else f"the object ({type(obj).__name__})"
     return UnsupportedStateError(

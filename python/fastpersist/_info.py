@@ -19,7 +19,7 @@ class SaveInfo:
     """As given; None for a file object."""
     bytes: int
     """Size of the file."""
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, float] = dataclasses.field(hash=False)
     """Where the time went: capture (pickling), plan, fill (copy and checksums), write (submitting
     and waiting), sync, commit (rename and directory sync), stall (the caller's wait), total."""
     engine: str
@@ -62,18 +62,24 @@ def _size(count: int) -> str:
     return f"{value:.4g} TB"
 
 
+def all_in_the_call(total: float, **parts: float) -> Mapping[str, float]:
+    """The seconds of a save that did nothing in the background; parts not named took none."""
+    names = ("capture", "plan", "fill", "write", "sync", "commit")
+    return types.MappingProxyType(
+        {**dict.fromkeys(names, 0.0), **parts, "stall": total, "total": total}
+    )
+
+
 def from_core(
     info: _core.SaveInfo, path: str, capture_seconds: float, referenced_bytes: int | None
 ) -> SaveInfo:
     """Completes what the compiled core reports with what Python knows."""
-    seconds = dict(info.seconds)
-    seconds["capture"] = capture_seconds
-    seconds["total"] += capture_seconds
-    seconds["stall"] = seconds["total"]  # nothing of a plain save happens in the background
+    parts = dict(info.seconds)
+    total = parts.pop("total") + capture_seconds
     return SaveInfo(
         path=path,
         bytes=info.bytes,
-        seconds=types.MappingProxyType(seconds),
+        seconds=all_in_the_call(total, capture=capture_seconds, **parts),
         engine=info.engine,
         engine_reason=info.engine_reason,
         direct=info.direct,

@@ -45,8 +45,14 @@ class Options:
     def _to_core(self, engine: str, direct: bool) -> _core.Options:
         for name in ("block_bytes", "queue_depth", "staging_bytes", "retries"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or not 0 <= value < 2**63):
+            if value is None and name != "retries":
+                continue
+            if type(value) is not int or not 0 <= value < 2**63:
                 raise ArgumentError(f"options failed: {name} {value!r} is not a suitable number")
+        for name in ("direct", "sync", "atomic"):
+            if type(getattr(self, name)) is not bool:  # "no" would count as True
+                value = getattr(self, name)
+                raise ArgumentError(f"options failed: {name} {value!r} is neither True nor False")
         if not isinstance(engine, str):
             raise ArgumentError(f"options failed: engine {engine!r} is not a string")
         try:
@@ -55,9 +61,9 @@ class Options:
                 self.block_bytes,
                 self.queue_depth,
                 self.staging_bytes,
-                bool(direct),
-                bool(self.sync),
-                bool(self.atomic),
+                direct,
+                self.sync,
+                self.atomic,
                 self.retries,
             )
         except TypeError:
@@ -69,10 +75,14 @@ def resolve(options: Options | None) -> _core.Options:
     options = Options() if options is None else options
     if not isinstance(options, Options):
         raise ArgumentError(f"options failed: {options!r} is not a fastpersist.Options")
-    engine = os.environ.get("FASTPERSIST_ENGINE") or options.engine
     direct = options.direct
     if word := os.environ.get("FASTPERSIST_DIRECT", "").lower():
         if word not in _TRUE | _FALSE:
             raise ArgumentError(f"options failed: FASTPERSIST_DIRECT={word!r} is neither 0 nor 1")
         direct = word in _TRUE
-    return options._to_core(engine, direct)
+    if not (engine := os.environ.get("FASTPERSIST_ENGINE")):
+        return options._to_core(options.engine, direct)
+    try:
+        return options._to_core(engine, direct)
+    except ArgumentError as error:
+        raise ArgumentError(f"{error} (FASTPERSIST_ENGINE={engine!r})") from None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a dict of tensors to the entries of a safetensors file.
 
-The same verdicts as the safetensors package's `save_file`: tensors that share memory, that are not
-contiguous, sparse or on the meta device are refused, naming the keys. Lazy conjugations and
-negations are carried out, so that the file has the values that the tensor shows.
+The same verdicts as the safetensors package's `save_file`: torch tensors that share memory, that
+are not contiguous, sparse or on the meta device are refused, naming the keys. Where the package
+would write other values than the state shows, lazy conjugations and negations are carried out, and
+NumPy arrays that are not contiguous are refused.
 """
 
 from __future__ import annotations
@@ -23,40 +24,60 @@ _NAMES = {
     "int32": "I32", "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16",
     "float32": "F32", "float64": "F64", "complex64": "C64", "float8_e5m2": "F8_E5M2",
     "float8_e4m3fn": "F8_E4M3", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e8m0fnu": "F8_E8M0", "float4_e2m1fn_x2": "F4",
 }  # fmt: skip
 
 
 def checked_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     """Refuses what is not text."""
+    if not isinstance(metadata, Mapping):
+        raise ArgumentError(f"save failed: metadata {metadata!r} is not a dict of text to text")
     for key, value in metadata.items():
-        if not isinstance(key, str) or not isinstance(value, str):
+        if not _is_text(key) or not _is_text(value):
             raise ArgumentError(f"save failed: metadata {key!r}: {value!r} is not text")
     return dict(metadata)
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a string that UTF-8 can hold: without halves of surrogate pairs."""
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def views(tensors: Any) -> tuple[list[View], list[Any]]:
     """The entries, and what must stay alive until they are written."""
     if not isinstance(tensors, Mapping):
         raise UnsupportedStateError(
-            f"save failed: safetensors files hold a dict of tensors; this is {type(tensors).__name__}"
+            f"save failed: safetensors files hold dicts of tensors, not {type(tensors).__name__}"
         )
     entries: list[View] = []
     keep: list[Any] = []
     for name, value in tensors.items():
-        if not isinstance(name, str):
-            raise UnsupportedStateError(f"save failed: the name {name!r} is not a string")
+        if not _is_text(name):
+            raise UnsupportedStateError(f"save failed: the name {name!r} is not text")
         view, owner = _view(name, value)
         entries.append(view)
         keep.append(owner)
-    _refuse_shared_memory(entries)
+    # Arrays of NumPy are values: the package writes shared ones twice, and so do we.
+    numpy = sys.modules.get("numpy")
+    torchs = [
+        entry
+        for entry, owner in zip(entries, keep, strict=True)
+        if numpy is None or not isinstance(owner, numpy.ndarray)
+    ]
+    _refuse_shared_memory(torchs)
     return entries, keep
 
 
 def _view(name: str, value: Any) -> tuple[View, Any]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _torch_view(name, value)
+        try:
+            return _torch_view(name, value)
+        except (UnsupportedStateError, MemoryError):
+            raise
+        except Exception as error:  # subclasses raise what they like
+            what = f"{type(error).__name__}: {error}"
+            raise UnsupportedStateError(f"save failed: '{name}' cannot be saved: {what}") from error
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _numpy_view(name, value)
@@ -70,10 +91,12 @@ def _torch_view(name: str, tensor: Any) -> tuple[View, Any]:
 
     if tensor.device.type == "meta":
         raise UnsupportedStateError(f"save failed: '{name}' is on the meta device and has no data")
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = (
+            "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else tensor.layout
+        )
         raise UnsupportedStateError(
-            f"save failed: '{name}' is {'quantized' if tensor.is_quantized else tensor.layout}; "
-            "a safetensors file holds dense tensors only"
+            f"save failed: '{name}' is {kind}; a safetensors file holds dense tensors only"
         )
     if tensor.is_conj() or tensor.is_neg():
         logger.info("'%s' is a lazy conjugate or negation; its resolved values are saved", name)
@@ -84,9 +107,26 @@ def _torch_view(name: str, tensor: Any) -> tuple[View, Any]:
         )
     tensor = tensor.detach().cpu()
     dtype = _type_name(name, str(tensor.dtype).removeprefix("torch."))
+    shape = list(tensor.shape)
+    if dtype == "F4":  # an element of torch's type holds two of the format's
+        if not shape:
+            raise UnsupportedStateError(f"save failed: '{name}' is a scalar of less than a byte")
+        shape[-1] *= 2
     size = tensor.numel() * tensor.element_size()
-    address = tensor.data_ptr() if size else 0
-    return (name, dtype, list(tensor.shape), address, size), tensor
+    return (name, dtype, shape, _address(name, tensor) if size else 0, size), tensor
+
+
+def _address(name: str, tensor: Any) -> int:
+    try:
+        address = int(tensor.data_ptr())
+    except Exception:  # torch raises several for tensors that only pretend to have memory
+        address = 0
+    if address == 0:
+        raise UnsupportedStateError(
+            f"save failed: '{name}' is a {type(tensor).__name__} without memory of its own; "
+            "save the tensors that it is made of"
+        )
+    return address
 
 
 def _numpy_view(name: str, array: Any) -> tuple[View, Any]:
@@ -94,10 +134,9 @@ def _numpy_view(name: str, array: Any) -> tuple[View, Any]:
         raise UnsupportedStateError(
             f"save failed: '{name}' is not contiguous; call numpy.ascontiguousarray on it first"
         )
-    if array.dtype.byteorder == ">":
-        raise UnsupportedStateError(f"save failed: '{name}' is big-endian; convert it first")
     dtype = _type_name(name, array.dtype.name)
-    return (name, dtype, list(array.shape), array.ctypes.data, array.nbytes), array
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return (name, dtype, list(array.shape), little.ctypes.data, array.nbytes), little
 
 
 def _type_name(name: str, dtype: str) -> str:

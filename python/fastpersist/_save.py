@@ -6,13 +6,12 @@ from __future__ import annotations
 import os
 import pickle
 import time
-import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastpersist import _core, _log
 from fastpersist._errors import ArgumentError, Error, UnsupportedStateError
-from fastpersist._info import SaveInfo, from_core
+from fastpersist._info import SaveInfo, all_in_the_call, from_core
 from fastpersist._options import Options, resolve
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def save(
     if metadata is not None and kind != "safetensors":
         raise ArgumentError("save failed: metadata is for safetensors files; put it into the state")
     if kind == "safetensors":
-        return _save_safetensors(obj, path, target, metadata or {}, compact, core_options)
+        return _save_safetensors(obj, path, target, metadata, compact, core_options)
     return _save_torch(
         obj,
         path,
@@ -126,6 +125,8 @@ def _save_torch(
 
     try:
         captured = capture(obj)
+    except MemoryError:  # no fault of the state
+        raise
     except Exception as error:
         from fastpersist import _explain
 
@@ -141,7 +142,7 @@ def _save_safetensors(
     obj: Any,
     path: bytes | None,
     target: Any,
-    metadata: Mapping[str, str],
+    metadata: Mapping[str, str] | None,
     compact: bool,
     options: _core.Options,
 ) -> SaveInfo:
@@ -150,7 +151,8 @@ def _save_safetensors(
     del compact  # safetensors files never hold more than the tensors
     start = time.perf_counter()
     views, keep = _safetensors.views(obj)
-    stream = _core.safetensors_stream(views, _safetensors.checked_metadata(metadata))
+    checked = {} if metadata is None else _safetensors.checked_metadata(metadata)
+    stream = _core.safetensors_stream(views, checked)
     seconds = time.perf_counter() - start
     info = _write(stream, path, target, options, seconds, sum(view[4] for view in views))
     del keep
@@ -181,17 +183,15 @@ def _write_to_object(
     start = time.perf_counter()
     reader = _core.Reader(stream)
     while chunk := reader.read(_CHUNK_BYTES):
-        _write_all(target, chunk)
+        write_all(target, chunk)
     if callable(flush := getattr(target, "flush", None)):
         flush()
     write = time.perf_counter() - start
     total = capture_seconds + write
-    seconds = {"capture": capture_seconds, "plan": 0.0, "fill": 0.0, "write": write, "sync": 0.0}
-    seconds |= {"commit": 0.0, "stall": total, "total": total}
     return SaveInfo(
         path=None,
         bytes=stream.size,
-        seconds=types.MappingProxyType(seconds),
+        seconds=all_in_the_call(total, capture=capture_seconds, write=write),
         engine="file object",
         engine_reason="a file object was given",
         direct=False,
@@ -199,13 +199,14 @@ def _write_to_object(
     )
 
 
-def _write_all(target: Any, chunk: bytes) -> None:
-    """Unbuffered file objects may take less than they are given."""
-    rest = memoryview(chunk)
+def write_all(target: Any, data: Any) -> None:
+    """target.write(data), and again for what an unbuffered file object did not take at once."""
+    rest = memoryview(data)
     while rest:
         written = target.write(rest)
         if not isinstance(written, int):
             return  # objects that do not say took everything
-        if written <= 0:
-            raise Error(f"save failed: {type(target).__name__}.write took {written} bytes")
+        if not 0 < written <= len(rest):
+            name = type(target).__name__
+            raise Error(f"save failed: {name}.write took {written} of {len(rest)} bytes")
         rest = rest[written:]

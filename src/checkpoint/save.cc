@@ -48,7 +48,7 @@ Result<layout::Stream> LayOut(const State& state, const std::string& path, Forma
 Result<SaveInfo> Save(const State& state, const std::filesystem::path& path, const Options& options,
                       const SaveFormat& format) {
   const Format by_suffix =
-      path.extension() == ".safetensors" ? Format::kSafetensors : Format::kTorch;
+      path.native().ends_with(".safetensors") ? Format::kSafetensors : Format::kTorch;
   auto stream = LayOut(state, path.native(), format.format.value_or(by_suffix), format);
   if (!stream) return std::unexpected(stream.error());
   return checkpoint::SaveStream(*stream, path.native(), options);

@@ -16,6 +16,7 @@
 #include "checkpoint/staging_lease.h"
 #include "commit/publish.h"
 #include "commit/target.h"
+#include "file/sigpipe_blocked.h"
 #include "pipeline/write_stream.h"
 
 namespace fastpersist::checkpoint {
@@ -27,6 +28,8 @@ constexpr std::uint32_t kDefaultDepth = 8;
 constexpr std::uint64_t kDefaultStaging = std::uint64_t{64} << 20;
 // Below this, registering buffers costs more than it saves.
 constexpr std::uint64_t kMinRegistered = std::uint64_t{16} << 20;
+// Aligned tensor memory of at least this size is written from where it lies.
+constexpr std::uint64_t kMinInPlace = std::uint64_t{1} << 20;
 constexpr plan::DeviceLimits kBuffered{.memory_align = 1, .offset_align = 1, .direct = false};
 
 using Refused = std::vector<std::pair<Engine, std::string>>;
@@ -37,11 +40,14 @@ double SecondsSince(Clock::time_point start) {
 }
 
 // Storage errors that may pass by themselves: quotas and servers recover, other writers free space.
-bool MayPass(const Error& error) {
+bool MayPass(const Error& error, const Options& options) {
+  if (error.operation == "sync the directory") return false;
+  // A failed sync is never repeated on the same file, and in place there is no other.
+  const bool was_sync = error.operation == "fdatasync" || error.operation == "close";
+  if (was_sync && !options.atomic) return false;
   return error.code == ErrorCode::kStorage &&
          (error.system_errno == EIO || error.system_errno == ENOSPC ||
-          error.system_errno == EDQUOT) &&
-         error.operation != "sync the directory";
+          error.system_errno == EDQUOT);
 }
 
 struct Sizes {
@@ -73,7 +79,9 @@ class Attempt {
         environment_(environment),
         info_(info) {}
 
-  Result<void> Run(const Refused& refused) {
+  /// staged_only: write nothing straight from the caller's memory.
+  Result<void> Run(const Refused& refused, bool staged_only) {
+    staged_only_ = staged_only;
     auto publication = commit::Publication::Begin(target_, options_, *environment_.files);
     if (!publication) return std::unexpected(publication.error());
     const plan::DeviceLimits limits = Limits(*publication);
@@ -112,8 +120,11 @@ class Attempt {
     }
     const auto staging = lease->pool().memory().first(base::AlignDown(
         std::min<std::uint64_t>(lease->pool().memory().size(), sizes.staging), sizes.block));
-    const plan::WritePlan plan = plan::PlanWrites(stream_, {.begin = 0, .end = stream_.size()},
-                                                  {.limits = limits, .block_bytes = sizes.block});
+    const plan::WritePlan plan =
+        plan::PlanWrites(stream_, {.begin = 0, .end = stream_.size()},
+                         {.limits = limits,
+                          .block_bytes = sizes.block,
+                          .min_in_place_bytes = staged_only_ ? UINT64_MAX : kMinInPlace});
     auto choice = engine::ChooseEngine(options_.engine, limits.direct, sizes.depth,
                                        environment_.make_engine, refused);
     if (staging.size() >= kMinRegistered) (void)choice.engine->RegisterMemory(staging);
@@ -145,7 +156,7 @@ class Attempt {
     fell_back_ = fell_back_ || !left_direct.empty();
     info_.engine = choice.engine->kind();
     info_.direct = limits.direct && left_direct.empty();
-    info_.engine_reason = choice.reason;
+    info_.engine_reason = options_.direct ? choice.reason : "direct I/O was switched off";
     if (!left_direct.empty()) info_.engine_reason = left_direct;
     const std::string& shortcoming = pool.shortcoming();
     if (!shortcoming.empty()) info_.engine_reason += "; " + shortcoming;
@@ -164,7 +175,9 @@ class Attempt {
     const auto commit_start = Clock::now();
     std::string warning;
     if (auto published = publication.Publish(warning); !published) return published;
-    if (!warning.empty()) info_.warning = warning;
+    if (!warning.empty()) {
+      info_.warning += info_.warning.empty() ? warning : "; " + warning;
+    }
     info_.seconds.commit += SecondsSince(commit_start);
     return {};
   }
@@ -175,6 +188,7 @@ class Attempt {
   const Environment& environment_;
   SaveInfo& info_;
   Clock::time_point start_ = Clock::now();
+  bool staged_only_ = false;
   bool fell_back_ = false;
   std::optional<Engine> failed_engine_;
 };
@@ -189,16 +203,22 @@ Result<SaveInfo> SaveStream(const layout::Stream& stream, const std::string& pat
   auto target = commit::ResolveTarget(path, *environment.files);
   if (!target) return std::unexpected(target.error());
 
+  std::optional<file::SigpipeBlocked> sigpipe_blocked;
+  if (target->special) sigpipe_blocked.emplace();
+
   SaveInfo info{.path = path, .bytes = stream.size()};
   Refused refused;
   std::uint32_t retries = target->special ? 0 : options.retries;  // a pipe cannot take bytes back
+  bool staged_only = false;
   for (;;) {
     Attempt attempt(stream, *target, options, environment, info);
-    auto done = attempt.Run(refused);
+    auto done = attempt.Run(refused, staged_only);
     if (done) break;
     if (const auto failed = attempt.failed_engine()) {
       refused.emplace_back(*failed, done.error().Message());
-    } else if (retries > 0 && MayPass(done.error())) {
+    } else if (done.error().system_errno == EFAULT && info.in_place_bytes > 0 && !staged_only) {
+      staged_only = true;  // memory that a device cannot read (mapped device memory, say)
+    } else if (retries > 0 && MayPass(done.error(), options)) {
       --retries;
     } else {
       return std::unexpected(std::move(done.error()));

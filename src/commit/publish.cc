@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -31,6 +32,7 @@ Publication::Publication(Publication&& other) noexcept
       options_(other.options_),
       files_(other.files_),
       fd_(std::move(other.fd_)),
+      regular_(other.regular_),
       fork_closed_(std::move(other.fork_closed_)),
       temporary_(std::exchange(other.temporary_, {})) {}
 
@@ -68,6 +70,8 @@ Result<void> Publication::OpenInPlace() {
   if (opened < 0) return std::unexpected(Failed("open", opened));
   fd_.Reset(opened);
   fork_closed_ = base::ForkClosed(opened);
+  struct stat info{};
+  regular_ = ::fstat(opened, &info) == 0 && S_ISREG(info.st_mode);
   return {};
 }
 
@@ -115,8 +119,10 @@ Result<void> Publication::Publish(std::string& warning) {
   }
   if (!options_.sync || target_.special) return {};
   const int synced = files_.SyncDirectory(target_.directory.get());
-  if (synced == -EINVAL || synced == -EOPNOTSUPP) {
-    warning = "this file system cannot sync directories; the rename is as durable as it makes it";
+  // EBADF: a directory that may not be listed was opened as a path only.
+  if (synced == -EINVAL || synced == -EOPNOTSUPP || synced == -EBADF) {
+    warning =
+        "this directory cannot be synced; the rename is as durable as the file system makes it";
   } else if (synced < 0) {
     return std::unexpected(Failed("sync the directory", synced,
                                   "the new file is in place, its durability is unknown"));

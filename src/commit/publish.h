@@ -48,7 +48,7 @@ class Publication {
 
   [[nodiscard]] int fd() const { return fd_.get(); }
   /// False when the bytes must arrive in order and without padding (pipes, devices).
-  [[nodiscard]] bool regular() const { return !target_.special; }
+  [[nodiscard]] bool regular() const { return regular_; }
 
   /// Step 3: padded_size covers the last block with its padding.
   [[nodiscard]] Result<void> Preallocate(std::uint64_t size, std::uint64_t padded_size);
@@ -67,6 +67,7 @@ class Publication {
   const Options& options_;
   const file::FileOps& files_;
   base::UniqueFd fd_;
+  bool regular_ = true;
   base::ForkClosed fork_closed_;  // after fd_: unregistered before the descriptor is closed
   std::string temporary_;         // name; empty when there is none (any more)
 };

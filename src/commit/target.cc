@@ -30,6 +30,14 @@ Split SplitPath(const std::string& path) {
   return {.directory = slash == 0 ? "/" : path.substr(0, slash), .name = path.substr(slash + 1)};
 }
 
+// A directory that may be entered and written but not listed (mode 0300) can take a file; only its
+// entries cannot be synced then.
+int OpenDirectory(const std::string& directory, const file::FileOps& files) {
+  const int opened = files.Open(AT_FDCWD, directory.c_str(), O_RDONLY | O_DIRECTORY, 0);
+  if (opened != -EACCES) return opened;
+  return files.Open(AT_FDCWD, directory.c_str(), O_PATH | O_DIRECTORY, 0);
+}
+
 bool IsOnProc(int directory) {
   struct statfs info{};
   return ::fstatfs(directory, &info) == 0 && info.f_type == PROC_SUPER_MAGIC;
@@ -105,7 +113,7 @@ Result<Target> ResolveTarget(const std::string& path, const file::FileOps& files
   std::string current = path;
   for (int links = 0; links <= kMaxLinks; ++links) {
     const Split at = SplitPath(current);
-    target.directory.Reset(files.Open(AT_FDCWD, at.directory.c_str(), O_RDONLY | O_DIRECTORY, 0));
+    target.directory.Reset(OpenDirectory(at.directory, files));
     if (const int opened = target.directory.get(); opened < 0) {
       return std::unexpected(StorageError("open directory", path, -opened,
                                           fmt::format("the directory is '{}'", at.directory)));
@@ -116,7 +124,11 @@ Result<Target> ResolveTarget(const std::string& path, const file::FileOps& files
     target.name = at.name;
     struct stat there{};
     const int found = files.StatLink(target.directory.get(), at.name.c_str(), &there);
-    if (found == -ENOENT) return target;
+    if (found == -ENOENT) {
+      // A descriptor that is not open: opening it will say so. Nothing can be made there.
+      target.special = IsOnProc(target.directory.get());
+      return target;
+    }
     if (found < 0) return std::unexpected(StorageError("look at", path, -found));
     if (!S_ISLNK(there.st_mode)) {
       if (auto inspected = Inspect(there, target); !inspected) {

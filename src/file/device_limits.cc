@@ -2,6 +2,7 @@
 #include "file/device_limits.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -37,6 +38,12 @@ bool AskKernel(int fd, plan::DeviceLimits& limits) {
 bool AskKernel(int /*fd*/, plan::DeviceLimits& /*limits*/) { return false; }
 #endif
 
+// Then even a probing write would raise SIGXFSZ, whose default action ends the process.
+bool NoFileMayGrow() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur == 0;
+}
+
 bool WriteWorks(int fd, std::uint32_t alignment) {
   const std::unique_ptr<void, decltype(&std::free)> block(std::aligned_alloc(alignment, alignment),
                                                           &std::free);
@@ -56,6 +63,7 @@ bool WriteWorks(int fd, std::uint32_t alignment) {
 plan::DeviceLimits ProbeLimits(int fd) {
   plan::DeviceLimits limits;
   if (AskKernel(fd, limits)) return limits;
+  if (NoFileMayGrow()) return kBuffered;
   for (const std::uint32_t alignment : kTried) {
     if (WriteWorks(fd, alignment)) {
       return {.memory_align = alignment, .offset_align = alignment, .direct = true};

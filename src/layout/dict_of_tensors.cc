@@ -65,7 +65,7 @@ void WriteTensor(PickleWriter& out, const TensorView& view, std::uint64_t storag
   out.Mark();
   out.Constant("storage");
   out.Global("torch", TorchStorageName(view.dtype));
-  out.Text(fmt::format("{}", storage));
+  out.Constant(fmt::format("{}", storage));  // torch keeps one string object for each storage
   out.Constant("cpu");
   out.Int(static_cast<std::int64_t>(ByteSize(view) / ItemSize(view.dtype)));
   out.Tuple(5);

@@ -26,7 +26,7 @@ constexpr std::array<Names, 12> kNames{{
     {DType::kFloat32, 4, "FloatStorage", "F32"},
     {DType::kFloat64, 8, "DoubleStorage", "F64"},
     {DType::kComplex64, 8, "ComplexFloatStorage", "C64"},
-    {DType::kComplex128, 16, "ComplexDoubleStorage", ""},
+    {DType::kComplex128, 16, "ComplexDoubleStorage", "C128"},
 }};
 
 constexpr bool InOrder() {

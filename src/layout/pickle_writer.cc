@@ -2,15 +2,6 @@
 #include "layout/pickle_writer.h"
 
 namespace fastpersist::layout {
-namespace {
-
-// One code point below 256: one ASCII byte, or two bytes with the lead C2 or C3.
-bool IsOneLatin1Character(std::string_view text) {
-  if (text.size() == 1) return static_cast<unsigned char>(text[0]) < 0x80;
-  return text.size() == 2 && (text[0] == '\xC2' || text[0] == '\xC3');
-}
-
-}  // namespace
 
 void PickleWriter::EmptyDict() {
   out_.EmptyDict();
@@ -18,12 +9,8 @@ void PickleWriter::EmptyDict() {
 }
 
 void PickleWriter::Text(std::string_view text) {
-  if (IsOneLatin1Character(text)) {
-    Constant(text);
-  } else {
-    out_.Unicode(text);
-    out_.Put();
-  }
+  out_.Unicode(text);
+  out_.Put();
 }
 
 void PickleWriter::Constant(std::string_view text) {

@@ -23,9 +23,9 @@ class PickleWriter {
   void SetItems() { out_.SetItems(); }  ///< Keys and values above the last mark.
   void Bool(bool value) { out_.Bool(value); }
   void Int(std::int64_t value) { out_.Int(value); }
-  /// A new string object; CPython has one object for each one-character Latin-1 string.
+  /// A new string object.
   void Text(std::string_view text);
-  /// A string constant of the program: one object, however often it is written.
+  /// A string of which the program has one object, however often it is written.
   void Constant(std::string_view text);
   void Global(std::string_view module, std::string_view name);
   /// A non-empty tuple of the items above the last mark (sizes above 3), or of the top 1 to 3.

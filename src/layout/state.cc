@@ -4,10 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <optional>
 #include <utility>
+
+#include "base/utf8.h"
 
 namespace fastpersist {
 inline namespace v0 {
@@ -30,27 +30,6 @@ std::optional<std::uint64_t> CheckedByteSize(const TensorView& view) {
   return std::ranges::find(view.shape, 0) == view.shape.end() ? bytes : 0;
 }
 
-// As both formats demand: no surrogates, no overlong forms (RFC 3629).
-bool IsUtf8(std::string_view text) {
-  // The lowest code point that needs so many continuation bytes.
-  constexpr std::array<std::uint32_t, 4> kLeast{0, 0x80, 0x800, 0x10000};
-  for (std::size_t at = 0; at < text.size();) {
-    const auto lead = static_cast<std::uint8_t>(text[at++]);
-    const auto ones = static_cast<unsigned>(std::countl_one(lead));
-    if (ones == 0) continue;
-    if (ones == 1 || ones > 4 || text.size() - at < ones - 1) return false;
-    std::uint32_t code_point = lead & (0x7FU >> ones);
-    for (unsigned i = 1; i < ones; ++i) {
-      const auto byte = static_cast<std::uint8_t>(text[at++]);
-      if (std::countl_one(byte) != 1) return false;
-      code_point = (code_point << 6U) | (byte & 0x3FU);
-    }
-    const bool is_surrogate = code_point >= 0xD800 && code_point < 0xE000;
-    if (code_point < kLeast.at(ones - 1) || code_point > 0x10FFFF || is_surrogate) return false;
-  }
-  return true;
-}
-
 bool IsContiguous(const TensorView& view) {
   if (view.strides.empty()) return true;
   if (view.strides.size() != view.shape.size()) return false;
@@ -65,7 +44,7 @@ bool IsContiguous(const TensorView& view) {
 }  // namespace
 
 Result<void> State::Add(std::string_view name, TensorView view) {
-  if (!IsUtf8(name)) return Refuse(name, "is not UTF-8");
+  if (!base::IsUtf8(name)) return Refuse(name, "is not UTF-8; neither format can name it");
   const auto size = CheckedByteSize(view);
   if (!size) return Refuse(name, "has a negative or an impossibly large shape");
   if (*size > 0 && view.data == nullptr) return Refuse(name, "has a null address");

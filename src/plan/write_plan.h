@@ -47,7 +47,7 @@ struct PlanOptions {
                               << 20;  ///< Longest write; a multiple of offset_align.
   /// Aligned bodies of at least this many bytes are written in place; shorter ones are cheaper
   /// staged.
-  std::uint64_t min_in_place_bytes = std::uint64_t{1} << 20;
+  std::uint64_t min_in_place_bytes = 0;
 };
 
 /// Plans range of the stream. Preconditions: range.begin is a multiple of offset_align; range.end

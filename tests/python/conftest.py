@@ -96,7 +96,11 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
     """Runs a program in a fresh interpreter that finds this fastpersist; in tmp_path."""
 
     def run(
-        program: str, *arguments: str, environment: dict[str, str] | None = None, check: bool = True
+        program: str,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        check: bool = True,
+        timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
         package = str(Path(fp.__file__).resolve().parents[1])
         path = os.pathsep.join([package, str(Path(__file__).parent)])
@@ -107,7 +111,7 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
             env={**clean, "PYTHONPATH": path, **(environment or {})},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=timeout,
         )
         if check:
             assert done.returncode == 0, done.stderr

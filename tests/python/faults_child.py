@@ -30,9 +30,8 @@ from typing import Any
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2] / "testing" / "preload" / "faults.c"
 NOBODY = 65534
-PRELOADED = (
-    "numpy torch pytest fastpersist fastpersist._capture fastpersist._delegate fastpersist._explain"
-).split()
+PRELOADED = ["numpy.random", "torch", "pytest", "fastpersist"]
+PRELOADED += ["fastpersist._capture", "fastpersist._delegate", "fastpersist._explain"]
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
@@ -151,6 +150,7 @@ def run(fn: Callable[..., Any], *args: Any, timeout: float = 60, **settings: Any
 def _serve(connection: socket.socket) -> None:
     for name in PRELOADED:
         importlib.import_module(name)
+    importlib.import_module("fastpersist._capture").self_test()  # as every first save does
     os.environ.pop("LD_PRELOAD", None)  # not for the commands that children start
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import hashlib
 import logging
 import os
 import pathlib
@@ -19,9 +18,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from faults_child import ChildFailed, Unavailable, libc, run, start
+from faults_child import NOBODY, ChildFailed, Unavailable, libc, run, start
 
-__all__ = ["ChildFailed", "Unavailable", "run", "start"]
+import fastpersist as fp
+
+__all__ = ["NOBODY", "ChildFailed", "Unavailable", "run", "start"]
 
 ENGINES = ("uring", "libaio", "threads", "buffered")
 INTERCEPTED = ("threads", "buffered")  # their writes go through the C library
@@ -65,8 +66,12 @@ def calls() -> list[tuple[str, int, int, int, str]]:
 # --- Sandboxes and limits ---
 
 
-def refuse_system_calls(numbers: list[int], error: int = errno.EPERM) -> None:
-    """A seccomp filter for this process (for good): the system calls fail with errno."""
+def refuse_system_calls(
+    numbers: list[int], error: int = errno.EPERM, all_threads: bool = False
+) -> None:
+    """A seccomp filter, for good: these system calls fail with errno in this thread, or in all."""
+    if os.uname().machine != "x86_64":
+        raise Unavailable("system calls are known by number on x86-64 only")
     load, equal, give = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
     program = [(load, 0, 0, 0)]
     program += [(equal, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
@@ -74,19 +79,22 @@ def refuse_system_calls(numbers: list[int], error: int = errno.EPERM) -> None:
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code)
     description = struct.pack("@HP", len(program), ctypes.addressof(buffer))
-    _prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
-    _prctl(22, 2, ctypes.create_string_buffer(description))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+    words = (1, 1 if all_threads else 0, ctypes.create_string_buffer(description))
+    if libc.syscall(317, *words) != 0:  # seccomp: SECCOMP_SET_MODE_FILTER, with FILTER_FLAG_TSYNC
+        raise Unavailable(f"no seccomp filter: {os.strerror(ctypes.get_errno())}")
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl(2) with one value."""
+    zero = ctypes.c_ulong(0)
+    if libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero) != 0:
+        raise Unavailable(f"prctl({option}) is refused: {os.strerror(ctypes.get_errno())}")
 
 
 def without_huge_pages() -> None:
     """PR_SET_THP_DISABLE for this process."""
-    _prctl(41, 1)
-
-
-def _prctl(option: int, first: int, second: Any = 0) -> None:
-    words = [ctypes.c_ulong(first), second if second else ctypes.c_ulong(0)]
-    if libc.prctl(option, *words, ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
-        raise Unavailable(f"prctl({option}) is refused: {os.strerror(ctypes.get_errno())}")
+    prctl(41, 1)
 
 
 def limit(kind: int, soft: int) -> None:
@@ -175,11 +183,12 @@ def _mount_device(kind: str, folder: str, mib: int, sector: int) -> None:
 
 def state_of(size: int, seed: int = 0) -> dict[str, Any]:
     """A few tensors of random values, about size bytes in all."""
+    import numpy
     import torch
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = numpy.random.default_rng(seed)
     shares = [size // 2, size // 3, size - size // 2 - size // 3]
-    parts = [torch.randint(0, 256, (n,), dtype=torch.uint8, generator=generator) for n in shares]
+    parts = [torch.from_numpy(generator.integers(0, 256, n, numpy.uint8)) for n in shares]
     return {"step": seed, "model": {f"layer{i}": part for i, part in enumerate(parts)}}
 
 
@@ -193,13 +202,58 @@ def torch_bytes(state: Any, path: Any) -> bytes:
         return pathlib.Path(folder, name).read_bytes()
 
 
+class Target:
+    """A path with an old file, and a state whose save must replace it, completely or not at all."""
+
+    def __init__(self, folder: Any, size: int = 40_000, name: str = "model.pt"):
+        self.folder = os.fspath(folder)
+        self.path = os.path.join(self.folder, name)
+        self.state = state_of(size, seed=1)
+        self.new = torch_bytes(self.state, self.path)
+        self.old = torch_bytes(state_of(9_000, seed=2), self.path)
+        self.put_old()
+
+    def put_old(self) -> None:
+        pathlib.Path(self.path).write_bytes(self.old)
+
+    def save(self, engine: str, **options: Any) -> fp.SaveInfo:
+        """In blocks of 4096 bytes, so that a small state takes many writes."""
+        chosen = {"block_bytes": 4096, "queue_depth": 4, **options}
+        return fp.save(self.state, self.path, options=fp.Options(engine=engine, **chosen))
+
+    def succeeds(self, engine: str, **options: Any) -> fp.SaveInfo:
+        info = self.save(engine, **options)
+        assert content(self.path) == self.new, "the file is not what torch.save makes"
+        assert temporaries(self.folder) == []
+        assert info.bytes == len(self.new)
+        return info
+
+    def fails(self, engine: str, **options: Any) -> fp.StorageError:
+        """The save must fail, name the path, and leave the old file and nothing else."""
+        try:
+            self.save(engine, **options)
+        except fp.StorageError as error:
+            assert isinstance(error, OSError)
+            assert error.filename == self.path and self.path in str(error), str(error)
+            assert error.operation in str(error) and os.strerror(error.errno) in str(error)
+            self.is_untouched()
+            return error
+        raise AssertionError("the save did not fail")
+
+    def is_untouched(self) -> None:
+        assert content(self.path) == self.old, "the old file has changed"
+        assert temporaries(self.folder) == []
+
+
 def content(path: Any) -> bytes:
     with open(path, "rb") as file:
         return file.read()
 
 
-def digest(path: Any) -> str:
-    return hashlib.sha256(content(path)).hexdigest()
+def drop_from_page_cache(path: Any) -> None:
+    """What is read next comes from the device."""
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def temporaries(folder: Any) -> list[str]:

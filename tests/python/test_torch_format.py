@@ -240,7 +240,7 @@ def test_the_legacy_format_replaces_the_file_at_once_or_not_at_all(tmp_path: Pat
 
 @pytest.fixture
 def aligned_to() -> Iterator[Callable[[int], None]]:
-    """Changes torch's setting until the test ends."""
+    """Changes torch's settings until the test ends."""
     before = config.save.storage_alignment
 
     def change(alignment: int) -> None:
@@ -248,6 +248,7 @@ def aligned_to() -> Iterator[Callable[[int], None]]:
 
     yield change
     config.save.storage_alignment = before
+    config.load.calculate_storage_offsets = False
 
 
 def data_offsets(data: bytes) -> list[int]:
@@ -261,7 +262,9 @@ def data_offsets(data: bytes) -> list[int]:
 
 @has_alignment
 @pytest.mark.parametrize("alignment", [1, 2, 8, 64, 512, 4096, 32768])
-@pytest.mark.parametrize("name", ["records_of_0_to_160_bytes", "whole_run", "empties_between_others"])
+@pytest.mark.parametrize(
+    "name", ["records_of_0_to_160_bytes", "whole_run", "empties_between_others"]
+)
 def test_storage_alignment_is_torchs_setting(
     alignment: int, name: str, aligned_to: Callable[[int], None], save_with_both: Both
 ) -> None:
@@ -389,13 +392,12 @@ def test_torch_load_finds_the_storages_by_calculation(
     alignment: int,
     aligned_to: Callable[[int], None],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state = next(e for e in zoo.ENTRIES if e.name == "whole_run").build()
     aligned_to(alignment)
     fp.save(state, tmp_path / "model.pt")
     aligned_to(64)
-    monkeypatch.setattr(config.load, "calculate_storage_offsets", True)
+    config.load.calculate_storage_offsets = True
     loaded = torch.load(tmp_path / "model.pt", weights_only=False, mmap=True)
     assert zoo.difference(state, loaded) is None
 

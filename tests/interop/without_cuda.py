@@ -1,23 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a CUDA build of torch be imported without the gigabytes of CUDA libraries that it links to.
+"""Makes a CUDA build of torch importable without the gigabytes of CUDA packages that it asks for.
 
-PyPI has CUDA builds of torch only. The format tests never touch a GPU, but the dynamic loader insists
-on every library that torch was linked with. For each one that is missing this makes a small shared
-library beside torch's own, with the functions that torch refers to; called, they answer "no device".
+For most versions PyPI has CUDA builds only. The format tests never touch a GPU, but the dynamic
+loader insists on every library that torch was linked with. Run by the interpreter of a virtual
+environment into which torch was installed with `pip install --no-deps`:
 
-    python stub_cuda.py SITE_PACKAGES      needs gcc, nm and readelf
+    python without_cuda.py requirements    prints torch's other requirements, one a line, for pip
+    python without_cuda.py libraries       makes, beside torch's own libraries, a stand-in for each
+        that is missing: the functions that torch takes from it, which all answer "no device".
+        Does nothing for a CPU build. Needs gcc, nm and readelf.
+
+Nothing but the tests in that environment ever loads the stand-ins.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import re
 import subprocess
 import sys
+import sysconfig
 from collections import defaultdict
 from pathlib import Path
 
+CUDA_PACKAGES = ("nvidia-", "cuda-", "triton")
 NO_DEVICE = 100  # cudaErrorNoDevice and CUDA_ERROR_NO_DEVICE
+
+
+def requirements() -> list[str]:
+    """What the installed torch requires, in pip's words, less optional extras and CUDA."""
+    every = importlib.metadata.requires("torch") or []
+    return [r for r in every if not r.startswith(CUDA_PACKAGES) and "extra ==" not in r]
 
 
 def needed(library: Path) -> list[str]:
@@ -49,11 +63,12 @@ def version_owners(library: Path) -> dict[str, str]:
 
 
 def missing_symbols(torch: Path) -> dict[str, set[tuple[str, str]]]:
-    """Library that is nowhere on this machine to the (name, version) of what torch takes from it."""
+    """Each library that this machine lacks, to (name, version) of what torch takes from it."""
     libraries = [path for path in torch.rglob("*.so*") if path.is_file()]
     own = {path.name for path in libraries}
     wanted = {path: needed(path) for path in libraries}
-    absent = {name for names in wanted.values() for name in names if name not in own and not _loads(name)}
+    named = {name for names in wanted.values() for name in names}
+    absent = {name for name in named - own if not _loads(name)}
     defined = {name for path in libraries for name, _ in symbols(path, "defined")}
     missing: dict[str, set[tuple[str, str]]] = {name: set() for name in sorted(absent)}
     for path in libraries:
@@ -67,7 +82,7 @@ def missing_symbols(torch: Path) -> dict[str, set[tuple[str, str]]]:
     return missing
 
 
-def make_stub(path: Path, wanted: set[tuple[str, str]]) -> None:
+def make_stand_in(path: Path, wanted: set[tuple[str, str]]) -> None:
     """Compiles a library whose functions all return NO_DEVICE."""
     names: dict[str, list[str]] = defaultdict(list)
     for name, version in sorted(wanted):
@@ -102,11 +117,14 @@ def _output(*command: str) -> str:
 
 
 def main() -> None:
-    torch = Path(sys.argv[1]) / "torch"
-    missing = missing_symbols(torch)
-    for name, wanted in missing.items():
-        make_stub(torch / "lib" / name, wanted)
-    print(f"stand-ins for {len(missing)} CUDA libraries: {' '.join(missing) or 'none needed'}")
+    if sys.argv[1:] == ["requirements"]:
+        print("\n".join(requirements()))
+    elif sys.argv[1:] == ["libraries"]:
+        torch = Path(sysconfig.get_path("platlib")) / "torch"
+        for name, wanted in missing_symbols(torch).items():
+            make_stand_in(torch / "lib" / name, wanted)
+    else:
+        sys.exit(__doc__)
 
 
 if __name__ == "__main__":
