@@ -89,6 +89,7 @@ ChildProcess::ChildProcess(const std::string& role, const Arguments& arguments) 
 
   std::vector<std::string> variables = ChildVariables(role, arguments);
   std::vector<char*> environment;
+  environment.reserve(variables.size() + 1);
   for (std::string& variable : variables) environment.push_back(variable.data());
   environment.push_back(nullptr);
   std::string program = "fastpersist_tests";
@@ -119,7 +120,7 @@ void ChildProcess::WaitForReport() {
   }
 }
 
-void ChildProcess::Kill() { ::kill(pid_, SIGKILL); }
+void ChildProcess::Kill() const { ::kill(pid_, SIGKILL); }
 
 ChildResult ChildProcess::Wait() {
   while (ReadReport()) {

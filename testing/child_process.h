@@ -45,7 +45,7 @@ class ChildProcess {
 
   /// Waits until it reported something, or ended.
   void WaitForReport();
-  void Kill();
+  void Kill() const;
   [[nodiscard]] ChildResult Wait();
 
  private:

@@ -55,7 +55,8 @@ MemoryEngine::MemoryEngine(const MemoryEngineOptions& options)
 
 Result<Submitted> MemoryEngine::Submit(const IoRequest& request, IoCompletion* /*completed*/) {
   if (in_flight_.size() == options_.depth) return Submitted::kBusy;
-  Operation operation{.request = request, .due = clock_ + Between(random_, 0, 2 * options_.depth)};
+  Operation operation{.request = request,
+                      .due = clock_ + Between(random_, 0, std::uint64_t{2} * options_.depth)};
   if (OnceIn(random_, 2)) {
     operation.result = Move(request);
     operation.moved = true;

@@ -12,6 +12,7 @@ namespace fastpersist::testing {
 
 /// Where every open descriptor leads, sorted; files that were removed end in " (deleted)".
 [[nodiscard]] std::vector<std::string> OpenFiles();
+/// Without the workers that the kernel starts and ends for io_uring as it sees fit ("iou-...").
 [[nodiscard]] unsigned ThreadCount();
 /// Anonymous resident memory in bytes: without the page cache and without mapped files.
 [[nodiscard]] std::uint64_t ResidentBytes();

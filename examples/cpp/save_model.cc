@@ -7,10 +7,12 @@
 //   safetensors.torch.load_file("DIRECTORY/model.safetensors")
 #include <fastpersist/fastpersist.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <numeric>
+#include <string>
 #include <vector>
 
 namespace fp = fastpersist;
@@ -19,7 +21,7 @@ namespace {
 
 // The program owns its memory; a State only points to it.
 struct Model {
-  std::vector<float> weight = std::vector<float>(1024 * 512);
+  std::vector<float> weight = std::vector<float>(std::size_t{1024} * 512);
   std::vector<float> bias = std::vector<float>(512, 0.5F);
   std::int64_t step = 1000;
 
@@ -55,8 +57,9 @@ void Print(const fp::SaveInfo& info) {
   std::printf("%s: %llu bytes in %.4f s (fill %.4f, write %.4f, sync %.4f, commit %.4f)\n",
               info.path.c_str(), static_cast<unsigned long long>(info.bytes), info.seconds.total,
               info.seconds.fill, info.seconds.write, info.seconds.sync, info.seconds.commit);
-  std::printf("  engine %s (%s), direct I/O: %s\n", fp::EngineName(info.engine).data(),
-              info.engine_reason.c_str(), info.direct ? "yes" : "no");
+  std::printf("  engine %s (%s), direct I/O: %s\n",
+              std::string(fp::EngineName(info.engine)).c_str(), info.engine_reason.c_str(),
+              info.direct ? "yes" : "no");
   if (!info.warning.empty()) std::printf("  %s\n", info.warning.c_str());
 }
 

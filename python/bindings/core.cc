@@ -308,8 +308,8 @@ NB_MODULE(_core, m) {
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::dict>(),
            nb::arg("tensor"), nb::arg("parameter"), nb::arg("rebuild_tensor"),
            nb::arg("rebuild_parameter"), nb::arg("strided"), nb::arg("storage_kinds"));
-  m.def("pickle_state", &fastpersist::python::PickleState, nb::arg("state"), nb::arg("types"),
-        nb::arg("compact"));
+  m.def("pickle_state", &fastpersist::python::PickleState, nb::arg("state").none(),
+        nb::arg("types"), nb::arg("compact"));
   m.def("archive_prefix", [](const nb::bytes& path) {
     return fastpersist::layout::ArchivePrefix({path.c_str(), path.size()});
   });

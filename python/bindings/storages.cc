@@ -55,7 +55,9 @@ Place Storages::PlaceOf(std::uint64_t identity, ByteRange range, std::uint64_t i
   Body& body = known->second;
   if (is_new) {
     // A real Python string: the pickler's memo goes by identity, and CPython shares short ones.
-    body.key = nb::steal(PyObject_Str(nb::int_(in_order_.size()).ptr()));
+    PyObject* key = PyObject_Str(nb::int_(in_order_.size()).ptr());
+    if (key == nullptr) throw nb::python_error();  // str() runs signal handlers, which may raise
+    body.key = nb::steal(key);
     body.size = part.second - part.first;
     body.address = body.size == 0 ? 0 : storage.address + part.first;
     in_order_.push_back(&body);

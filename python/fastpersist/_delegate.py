@@ -95,8 +95,9 @@ class _Sink:
 
 def _write(obj: Any, sink: _Sink, torch_arguments: TorchArguments) -> int:
     """Raises what the file raised, and UnsupportedStateError for what torch cannot pickle."""
+    file: Any = sink  # all that torch needs of one
     try:
-        torch.serialization.save(obj, sink, *torch_arguments)
+        torch.serialization.save(obj, file, *torch_arguments)
     except Exception as error:
         if sink.error is not None:
             raise sink.error from None
@@ -104,7 +105,8 @@ def _write(obj: Any, sink: _Sink, torch_arguments: TorchArguments) -> int:
             raise
 
         def capture(part: Any) -> None:
-            torch.serialization.save(part, _Sink(None), *torch_arguments)
+            nowhere: Any = _Sink(None)
+            torch.serialization.save(part, nowhere, *torch_arguments)
 
         raise _explain.explain(error, obj, capture) from error
     if sink.error is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 
 logger = logging.getLogger("fastpersist")
 logger.addHandler(logging.NullHandler())
@@ -13,9 +14,13 @@ _said: set[str] = set()
 
 
 def warn_once(message: str) -> None:
-    """Logs a warning that concerns the machine rather than one save; the same one only once."""
-    if message not in _said:
-        _said.add(message)
+    """Logs a warning that concerns the machine rather than one save; the same one only once.
+
+    Numbers (offsets, sizes) do not make it another one.
+    """
+    key = re.sub(r"\d+", "#", message)
+    if key not in _said:
+        _said.add(key)
         logger.warning(message)
 
 

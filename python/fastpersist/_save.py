@@ -114,6 +114,8 @@ def _save_torch(
             raise UnsupportedStateError(f"save failed: compact=True cannot be served: {reason}")
         return _delegate.save(obj, path, target, torch_arguments, options, reason)
     prefix = "archive" if path is None else _core.archive_prefix(path)
+    if path is not None and os.path.basename(path) in (b"", b".", b".."):
+        prefix = "none"  # no file can have this name; the core says so when it looks at the path
     if not prefix:
         raise ArgumentError(
             f"save failed: {os.fsdecode(path or b'')!r} has no name before its last dot, after "

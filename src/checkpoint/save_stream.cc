@@ -50,21 +50,29 @@ bool MayPass(const Error& error, const Options& options) {
           error.system_errno == EDQUOT);
 }
 
+// How staging memory is cut: whole buffers of one block each. Blocks are multiples of the alignment
+// but need not be powers of two.
 struct Sizes {
+  std::uint64_t align = 0;
   std::uint64_t block = 0;
   std::uint64_t staging = 0;
-  std::uint32_t depth = 0;
+
+  // Fewer buffers, then shorter ones, when less memory than that is to be had.
+  void FitInto(std::uint64_t available) {
+    block = std::min(block, base::AlignDown(available, align));
+    staging = std::min(staging, available) / block * block;
+  }
 };
 
 Sizes ChooseSizes(const Options& options, const plan::DeviceLimits& limits, std::uint64_t bytes) {
-  const std::uint64_t align = std::max({limits.offset_align, limits.memory_align, 4096U});
-  const std::uint64_t all = base::AlignUp(std::max<std::uint64_t>(bytes, 1), align);
   Sizes sizes;
-  sizes.staging = std::max(align, options.staging_bytes.value_or(kDefaultStaging));
-  sizes.block = base::AlignUp(options.block_bytes.value_or(kDefaultBlock), align);
-  sizes.block = std::min({sizes.block, base::AlignDown(sizes.staging, align), all});
-  sizes.staging = std::min(sizes.staging, base::AlignUp(all, sizes.block));
-  sizes.depth = options.queue_depth.value_or(kDefaultDepth);
+  sizes.align = std::max({limits.offset_align, limits.memory_align, 4096U});
+  const std::uint64_t all = base::AlignUp(std::max<std::uint64_t>(bytes, 1), sizes.align);
+  sizes.block =
+      std::min(base::AlignUp(options.block_bytes.value_or(kDefaultBlock), sizes.align), all);
+  const std::uint64_t blocks = (all + sizes.block - 1) / sizes.block;
+  sizes.staging = blocks * sizes.block;
+  sizes.FitInto(std::max(sizes.align, options.staging_bytes.value_or(kDefaultStaging)));
   return sizes;
 }
 
@@ -112,20 +120,21 @@ class Attempt {
 
   Result<void> Write(commit::Publication& publication, const plan::DeviceLimits& limits,
                      const Refused& refused) {
-    const Sizes sizes = ChooseSizes(options_, limits, stream_.size());
-    auto lease = StagingLease::Take(sizes.staging, sizes.block);
+    Sizes sizes = ChooseSizes(options_, limits, stream_.size());
+    auto lease = StagingLease::Take(sizes.staging, sizes.align);
     if (!lease) {
       lease.error().path = target_.path;
       return std::unexpected(lease.error());
     }
-    const auto staging = lease->pool().memory().first(base::AlignDown(
-        std::min<std::uint64_t>(lease->pool().memory().size(), sizes.staging), sizes.block));
+    sizes.FitInto(lease->pool().memory().size());
+    const auto staging = lease->pool().memory().first(sizes.staging);
     const plan::WritePlan plan =
         plan::PlanWrites(stream_, {.begin = 0, .end = stream_.size()},
                          {.limits = limits,
                           .block_bytes = sizes.block,
                           .min_in_place_bytes = staged_only_ ? UINT64_MAX : kMinInPlace});
-    auto choice = engine::ChooseEngine(options_.engine, limits.direct, sizes.depth,
+    auto choice = engine::ChooseEngine(options_.engine, limits.direct,
+                                       options_.queue_depth.value_or(kDefaultDepth),
                                        environment_.make_engine, refused);
     if (staging.size() >= kMinRegistered) (void)choice.engine->RegisterMemory(staging);
     const Engine chosen = choice.engine->kind();
@@ -142,7 +151,9 @@ class Attempt {
         choice.engine, staging);
     info_.seconds.fill += outcome.fill_seconds;
     info_.seconds.write += outcome.write_seconds;
-    if (outcome.engine_failed) failed_engine_ = chosen;
+    // In place there is no new file to go to, and a lost write may still arrive in this one.
+    const bool may_repeat = options_.atomic && !target_.special;
+    if (outcome.engine_failed && (may_repeat || !outcome.left_in_flight)) failed_engine_ = chosen;
     if (outcome.error) {
       outcome.error->path = target_.path;
       return std::unexpected(*std::move(outcome.error));

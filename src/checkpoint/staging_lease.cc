@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/staging_lease.h"
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
+
+#include "memory/allowance.h"
 
 namespace fastpersist::checkpoint {
 namespace {
@@ -25,6 +28,10 @@ Result<StagingLease> StagingLease::Take(std::uint64_t bytes, std::uint64_t least
     Kept& kept = TheKept();
     const std::scoped_lock lock(kept.mutex);
     if (kept.pool.memory().size() >= bytes) return StagingLease(std::move(kept.pool));
+  }
+  // Half of what is left: the rest of the program needs some too.
+  if (const auto allowance = memory::MemoryAllowance()) {
+    bytes = std::max(least_bytes, std::min(bytes, *allowance / 2));
   }
   for (;;) {
     auto pool = memory::StagingPool::Create(bytes);

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -25,19 +26,21 @@ bool ExceedsFileSizeLimit(std::uint64_t size) {
 }  // namespace
 
 Publication::Publication(const Target& target, const Options& options, const file::FileOps& files)
-    : target_(target), options_(options), files_(files) {}
+    : target_(target), options_(options), files_(files), owner_(::getpid()) {}
 
 Publication::Publication(Publication&& other) noexcept
     : target_(other.target_),
       options_(other.options_),
       files_(other.files_),
+      owner_(other.owner_),
       fd_(std::move(other.fd_)),
       regular_(other.regular_),
       fork_closed_(std::move(other.fork_closed_)),
       temporary_(std::exchange(other.temporary_, {})) {}
 
 Publication::~Publication() {
-  if (!temporary_.empty()) {
+  // A child that was forked meanwhile unwinds its copy; the file is the parent's.
+  if (!temporary_.empty() && ::getpid() == owner_) {
     (void)files_.Unlink(target_.directory.get(), temporary_.c_str());
   }
 }
@@ -58,7 +61,7 @@ Result<Publication> Publication::Begin(const Target& target, const Options& opti
   auto temporary = MakeTemporary(target, files);
   if (!temporary) return std::unexpected(temporary.error());
   publication.fd_ = std::move(temporary->fd);
-  publication.fork_closed_ = base::ForkClosed(publication.fd());
+  publication.fork_closed_ = std::move(temporary->fork_closed);
   publication.temporary_ = std::move(temporary->name);
   return publication;
 }

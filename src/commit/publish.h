@@ -22,6 +22,8 @@
 // Targets that are no regular files, and atomic=false, are written in place: steps 4 to 7 only.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 
@@ -66,6 +68,7 @@ class Publication {
   const Target& target_;
   const Options& options_;
   const file::FileOps& files_;
+  pid_t owner_;  // the process that began it
   base::UniqueFd fd_;
   bool regular_ = true;
   base::ForkClosed fork_closed_;  // after fd_: unregistered before the descriptor is closed

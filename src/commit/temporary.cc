@@ -95,6 +95,7 @@ Result<Temporary> MakeTemporary(const Target& target, const file::FileOps& files
       break;
     }
     made.fd.Reset(opened);
+    made.fork_closed = base::ForkClosed(opened);
     // Between open and lock another save may have taken it for a leftover. File systems without
     // locks never show leftovers as unlocked, so they need none.
     if (files.TryLock(opened) == -EAGAIN || IsUnlinked(opened)) continue;

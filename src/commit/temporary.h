@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/fork_closed.h"
 #include "base/unique_fd.h"
 #include "commit/target.h"
 #include "fastpersist/error.h"
@@ -19,7 +20,8 @@ namespace fastpersist::commit {
 
 struct Temporary {
   base::UniqueFd fd;  ///< Open for writing, locked where the file system has locks.
-  std::string name;   ///< In the target's directory.
+  base::ForkClosed fork_closed;
+  std::string name;  ///< In the target's directory.
 };
 
 /// Makes and locks an empty temporary file. Its mode is the replaced file's, or 0666 less the

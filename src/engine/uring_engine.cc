@@ -42,8 +42,8 @@ class UringEngine final : public IoEngine {
 
   Result<void> Open() {
     int error = -EINVAL;
-    for (const unsigned flags : {unsigned{IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN},
-                                 IORING_SETUP_COOP_TASKRUN, 0U}) {
+    for (const unsigned flags :
+         {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, IORING_SETUP_COOP_TASKRUN, 0U}) {
       error = ::io_uring_queue_init(depth_, &ring_, flags);
       if (error != -EINVAL) break;  // EINVAL: the kernel does not know the flags
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A write to a pipe whose reader has gone fails with EPIPE and raises SIGPIPE in the writing thread,
-// which ends a process that does not ignore it. While this object lives the calling thread gets the
-// error only.
+// A write to a pipe whose reader has gone fails with EPIPE and raises SIGPIPE in the writing
+// thread, which ends a process that does not ignore it. While this object lives the calling thread
+// gets the error only.
 #pragma once
 
 #include <csignal>

@@ -10,8 +10,8 @@ namespace fastpersist::layout {
 
 /// The class in module torch that stands for a storage of this type, such as "FloatStorage".
 [[nodiscard]] std::string_view TorchStorageName(DType dtype);
-/// The name in a safetensors header, such as "F32". The format has none for complex128; layout refuses
-/// what stands in its place.
+/// The name in a safetensors header, such as "F32". The format has none for complex128; layout
+/// refuses what stands in its place.
 [[nodiscard]] std::string_view SafetensorsName(DType dtype);
 
 }  // namespace fastpersist::layout

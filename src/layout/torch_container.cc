@@ -19,6 +19,8 @@ namespace {
 
 constexpr std::string_view kVersionName = "version";
 constexpr std::string_view kVersionBody = "3\n";
+constexpr std::string_view kByteorderName = "byteorder";
+constexpr std::string_view kByteorderBody = "little";
 constexpr std::string_view kIdName = ".data/serialization_id";
 constexpr std::uint64_t kMaxAlignment = 32768;  // the length of an extra field has 16 bits
 
@@ -101,7 +103,20 @@ Result<void> Check(std::span<const Record> records, const TorchContainerOptions&
   return {};
 }
 
-// Entries with their offsets, the two of torch's own included; returns the directory's offset.
+// What torch's writer adds when it closes, the id apart: the version, and the byte order if nobody
+// wrote it before. All the records of the file but the id.
+std::vector<Record> WithOwnRecords(std::span<const Record> records) {
+  std::vector<Record> all(records.begin(), records.end());
+  all.push_back(
+      {.name = std::string(kVersionName), .body = std::as_bytes(std::span(kVersionBody))});
+  if (std::ranges::find(records, kByteorderName, &Record::name) == records.end()) {
+    all.push_back(
+        {.name = std::string(kByteorderName), .body = std::as_bytes(std::span(kByteorderBody))});
+  }
+  return all;
+}
+
+// Entries with their offsets, the id's included; returns the directory's offset.
 std::uint64_t Place(std::span<const Record> records, const TorchContainerOptions& options,
                     std::vector<ZipEntry>& entries) {
   std::uint64_t offset = 0;
@@ -111,26 +126,25 @@ std::uint64_t Place(std::span<const Record> records, const TorchContainerOptions
     entry.name += name;
     offset += LocalHeaderLength(entry, options.alignment) + size + entry.DescriptorLength();
   };
-  entries.reserve(records.size() + 2);
+  entries.reserve(records.size() + 1);
   for (const Record& record : records) place(record.name, record.body.size());
-  place(kVersionName, kVersionBody.size());
   place(kIdName, kSerializationIdLength);
   return offset;
 }
 
 std::uint64_t NamesHash(std::span<const Record> records) {
   std::vector<std::string_view> names;
-  names.reserve(records.size() + 1);
+  names.reserve(records.size());
   for (const Record& record : records) names.push_back(record.name);
-  names.push_back(kVersionName);
   return HashRecordNames(names);
 }
 
 }  // namespace
 
-Result<Stream> LayOutTorchContainer(std::span<const Record> records,
+Result<Stream> LayOutTorchContainer(std::span<const Record> given,
                                     const TorchContainerOptions& options) {
-  if (auto checked = Check(records, options); !checked) return std::unexpected(checked.error());
+  if (auto checked = Check(given, options); !checked) return std::unexpected(checked.error());
+  const std::vector<Record> records = WithOwnRecords(given);
   std::vector<ZipEntry> entries;
   const std::uint64_t directory_offset = Place(records, options, entries);
 
@@ -139,37 +153,28 @@ Result<Stream> LayOutTorchContainer(std::span<const Record> records,
   for (const Record& record : records) in_memory += record.in_memory ? record.body.size() : 0;
   builder.Reserve(3 * entries.size() + 1, directory_offset - in_memory);
   Bytes header;
-  const auto add_header = [&](std::size_t i) {
+  const auto add_header = [&](std::uint32_t i) {
     assert(builder.offset() == entries[i].header_offset);
     header.clear();
     AppendLocalHeader(entries[i], options.alignment, header);
     builder.AddGenerated(header);
   };
-  const auto add_descriptor = [&](std::size_t i) {
-    builder.AddLate(entries[i].DescriptorLength(), static_cast<std::uint32_t>(i));
-  };
 
-  for (std::size_t i = 0; i < records.size(); ++i) {
+  const auto id = static_cast<std::uint32_t>(records.size());
+  for (std::uint32_t i = 0; i < id; ++i) {
     add_header(i);
-    const auto record = static_cast<std::uint32_t>(i);
     if (records[i].in_memory) {
-      builder.AddMemory(records[i].body, record);
+      builder.AddMemory(records[i].body, i);
     } else {
-      builder.AddGenerated(records[i].body, record);
+      builder.AddGenerated(records[i].body, i);
     }
-    add_descriptor(i);
+    builder.AddLate(entries[i].DescriptorLength(), i);
   }
-  const auto version = static_cast<std::uint32_t>(records.size());
-  const std::uint32_t id = version + 1;
-  add_header(version);
-  builder.AddGenerated(std::as_bytes(std::span(kVersionBody)), version);
-  add_descriptor(version);
   add_header(id);
-
   auto tail = std::make_shared<TorchTail>(entries, NamesHash(records));
   tail->set_directory_offset(directory_offset);
   builder.AddLate(kSerializationIdLength, tail->IdLate(), id);
-  add_descriptor(id);
+  builder.AddLate(entries[id].DescriptorLength(), id);
   assert(builder.offset() == directory_offset);
   builder.AddLate(tail->directory_length() + kEndRecordsLength, tail->DirectoryLate());
   return std::move(builder).Finish(id + 1, std::move(tail));

@@ -3,7 +3,8 @@
 // files, no threads, no clocks.
 //
 // The caller supplies the records in torch's order (data.pkl, ..., byteorder, data/0, data/1, ...);
-// "version" and ".data/serialization_id" are added here, as torch's writer does when it closes.
+// "version", "byteorder" if it is not among them, and ".data/serialization_id" are added here, as
+// torch's writer does when it closes.
 #pragma once
 
 #include <cstddef>

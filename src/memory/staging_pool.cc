@@ -15,6 +15,8 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
+// The strictest alignment of memory that a device is probed for (file/device_limits.cc).
+constexpr std::size_t kStrictestDevice = std::size_t{64} << 10;
 
 // mmap gives page alignment; over-allocate and trim to reach huge-page alignment.
 std::byte* MapAligned(std::size_t size, std::size_t alignment) {
@@ -46,17 +48,17 @@ std::string LockLimitText() {
 }  // namespace
 
 Result<StagingPool> StagingPool::Create(std::uint64_t bytes) {
-  const std::size_t alignment = bytes >= kHugePage ? kHugePage : kPage;
+  const bool huge = bytes >= kHugePage;
   StagingPool pool;
-  pool.size_ = base::AlignUp(bytes, alignment);
-  pool.base_ = MapAligned(pool.size_, alignment);
+  pool.size_ = base::AlignUp(bytes, huge ? kHugePage : kPage);
+  pool.base_ = MapAligned(pool.size_, huge ? kHugePage : kStrictestDevice);
   if (pool.base_ == nullptr) {
     return std::unexpected(Error{.operation = "map staging memory",
                                  .system_errno = errno,
                                  .detail = fmt::format("{} bytes are not to be had", pool.size_),
                                  .advice = "free memory or set a smaller staging_bytes"});
   }
-  if (alignment == kHugePage && ::madvise(pool.base_, pool.size_, MADV_HUGEPAGE) != 0) {
+  if (huge && ::madvise(pool.base_, pool.size_, MADV_HUGEPAGE) != 0) {
     pool.shortcoming_ = "no huge pages for staging (transparent huge pages are off)";
   }
   ::madvise(pool.base_, pool.size_, MADV_DONTFORK);

@@ -28,7 +28,7 @@ class StagingPool {
   StagingPool& operator=(const StagingPool&) = delete;
   ~StagingPool();
 
-  /// All of it; page-aligned, and huge-page-aligned when it is at least one huge page.
+  /// All of it; aligned to 64 KiB, and to huge pages when it is at least one huge page.
   [[nodiscard]] std::span<std::byte> memory() const { return {base_, size_}; }
   /// What was refused and why, in a sentence; empty when nothing was.
   [[nodiscard]] const std::string& shortcoming() const { return shortcoming_; }

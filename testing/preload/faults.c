@@ -16,6 +16,7 @@
 //   half, less pwrite: really write half of the bytes, or one byte less
 //   random N   pwrite: really write a random part, at least one byte; N is the seed
 //   signal N   send signal N to the process, then do the call
+//   fork       fork a child that sleeps until it is killed, then do the call
 //
 // Missing values are 0. Without the variable nothing is touched or recorded. The recording is a
 // text, one call per line: CALL RESULT OFFSET LENGTH PATH. Not for more than one configuring
@@ -75,6 +76,9 @@ void fastpersist_faults_reset(void) {
 
 const char* fastpersist_faults_trace(void) { return trace; }
 
+// The child that the action "fork" made last.
+int fastpersist_faults_child = 0;
+
 __attribute__((constructor)) static void Start(void) { fastpersist_faults_reset(); }
 
 // The path behind a descriptor, with name appended unless it is NULL.
@@ -111,13 +115,19 @@ static void Record(const char* call, long result, long offset, long length, cons
   pthread_mutex_lock(&mutex);
   const int written = snprintf(trace + trace_length, kTraceBytes - trace_length,
                                "%s %ld %ld %ld %s\n", call, result, offset, length, path);
+  // What no longer fits is forgotten.
   if (written > 0 && trace_length + (size_t)written < kTraceBytes) trace_length += (size_t)written;
+  trace[trace_length] = '\0';
   pthread_mutex_unlock(&mutex);
 }
 
 // True if the call must fail: errno is set.
 static int Fails(const struct Rule* rule) {
   if (strcmp(rule->action, "signal") == 0) kill(getpid(), (int)rule->value);
+  if (strcmp(rule->action, "fork") == 0) {
+    fastpersist_faults_child = fork();
+    while (fastpersist_faults_child == 0) pause();
+  }
   if (strcmp(rule->action, "errno") != 0) return 0;
   errno = (int)rule->value;
   return 1;

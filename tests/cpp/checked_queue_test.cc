@@ -35,6 +35,7 @@ using fastpersist::testing::MemoryFile;
 using fastpersist::testing::NoByteIsSubmittedTwice;
 using fastpersist::testing::Random;
 using fastpersist::testing::ReapFault;
+using fastpersist::testing::Seed;
 using fastpersist::testing::SubmittedCount;
 using ::testing::HasSubstr;
 
@@ -51,10 +52,7 @@ struct Outcome {
 // Sends noise through a queue, block by block, over an engine that fails by a script.
 class CheckedQueueTest : public ::testing::Test {
  protected:
-  CheckedQueueTest() {
-    Random random(1);
-    content_.FillWithNoise(random);
-  }
+  CheckedQueueTest() { content_.FillWithNoise(random_); }
 
   /// Writes that many blocks; the last one has only tail bytes that matter.
   Outcome Send(FaultScript script, std::uint64_t blocks, std::uint64_t tail = kBlock) {
@@ -103,6 +101,8 @@ class CheckedQueueTest : public ::testing::Test {
     EXPECT_TRUE(EveryRequestIsAligned(*trace_, limits_));
   }
 
+  const Seed seed_;
+  Random random_{seed_.value()};
   plan::DeviceLimits limits_ = kDirect;
   unsigned depth_ = 3;
   int leave_direct_result_ = 0;

@@ -34,6 +34,7 @@ constexpr std::size_t kSize = 200'000;
 template <class Work>
 void InThreads(Work work) {
   std::vector<std::jthread> threads;
+  threads.reserve(kThreads);
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([=] { work(thread); });
   }
@@ -41,6 +42,7 @@ void InThreads(Work work) {
 
 std::vector<std::string> Contents() {
   std::vector<std::string> contents;
+  contents.reserve(kThreads);
   for (std::uint64_t generation = 0; generation < kThreads; ++generation) {
     contents.push_back(GenerationFile(generation, kSize));
   }
@@ -83,7 +85,8 @@ TEST(ConcurrentSavesTest, ToDifferentPathsEveryFileIsItsOwn) {
   const Options options{.staging_bytes = 1 << 20, .sync = false};
   InThreads([&](int thread) {
     for (int i = 0; i < kSavesPerThread; ++i) {
-      const auto generation = static_cast<std::uint64_t>(thread * kSavesPerThread + i);
+      const auto generation =
+          static_cast<std::uint64_t>(thread) * kSavesPerThread + static_cast<std::uint64_t>(i);
       const std::string path = directory / std::to_string(generation);
       if (!SaveContent(GenerationFile(generation, kSize), path, options)) ++failures;
     }

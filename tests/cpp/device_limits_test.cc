@@ -73,11 +73,9 @@ INSTANTIATE_TEST_SUITE_P(FileSystems, DeviceLimitsTest, ::testing::Values("", "/
                          });
 
 TEST(DeviceLimitsOfOddFilesTest, WhatTakesNoDirectWriteIsBuffered) {
-  // A descriptor that refuses every write with EINVAL: an eventfd takes eight bytes or more, but a
-  // directory or a pipe opened for reading refuse with EBADF, which says nothing about alignment.
   const base::UniqueFd fd(::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
   if (!fd.valid()) GTEST_SKIP() << "skipped: /proc/self/oom_score_adj cannot be opened";
-  // Zeros are no number: the kernel answers EINVAL.
+  // This file takes a number only: whatever the alignment, the kernel answers zeros with EINVAL.
   EXPECT_FALSE(ProbeLimits(fd.get()).direct);
 }
 

@@ -109,7 +109,8 @@ TEST_F(FaultyEngineTest, FaultsAndForwardedWritesShareTheDepth) {
 TEST_F(FaultyEngineTest, ReapFaultsHappenWhenTheScriptSaysSo) {
   auto script = FaultAlways(Fault{});
   script.on_reap = [](std::uint64_t nth) {
-    return nth == 0 ? ReapFault::kNothing : nth == 1 ? ReapFault::kEngineError : ReapFault::kNone;
+    if (nth == 0) return ReapFault::kNothing;
+    return nth == 1 ? ReapFault::kEngineError : ReapFault::kNone;
   };
   const auto engine = Make(script);
   IoCompletion completion;

@@ -10,6 +10,7 @@
 #include <array>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "commit/publish.h"
 #include "commit/temporary.h"
@@ -78,6 +79,21 @@ TEST(ForkGuardTest, AChildThatIsForkedBeforeTheFirstUseSavesAndSoDoesItsParent) 
   const TemporaryDirectory directory;
   EXPECT_EQ(testing::RunRole("forks before it saves", {directory / "model.pt"}).exit_code, 0);
   EXPECT_EQ(testing::ReadFile(directory / "model.pt"), "parent");
+}
+
+TEST(ForkGuardTest, AChildThatUnwindsDoesNotRemoveTheTemporaryOfItsParent) {
+  const TemporaryDirectory directory;
+  const auto target = commit::ResolveTarget(directory / "model.pt", file::RealFileOps());
+  ASSERT_TRUE(target);
+  const Options options;
+  auto publication = commit::Publication::Begin(*target, options, file::RealFileOps());
+  ASSERT_TRUE(publication);
+  EXPECT_EQ(InForkedChild([&] {
+              const commit::Publication gone(*std::move(publication));
+              return 0;
+            }),
+            0);
+  EXPECT_THAT(directory.temporaries(), SizeIs(1));
 }
 
 TEST(ForkGuardTest, AChildHoldsNeitherTheTemporaryNorItsLock) {

@@ -16,7 +16,6 @@ namespace fastpersist::testing {
 namespace {
 
 using engine::IoCompletion;
-using engine::IoRequest;
 using engine::Submitted;
 
 struct Misfit {

@@ -42,12 +42,9 @@ File FileOf(std::vector<SafetensorsEntry> entries, const Metadata& metadata = {}
 }
 
 template <class T>
-SafetensorsEntry Entry(std::string name, std::string dtype, std::vector<std::int64_t> shape,
-                       const std::vector<T>& values) {
-  return {.name = std::move(name),
-          .dtype = std::move(dtype),
-          .shape = std::move(shape),
-          .body = std::as_bytes(std::span(values))};
+SafetensorsEntry Entry(const std::string& name, const std::string& dtype,
+                       const std::vector<std::int64_t>& shape, const std::vector<T>& values) {
+  return {.name = name, .dtype = dtype, .shape = shape, .body = std::as_bytes(std::span(values))};
 }
 
 std::string RefusalOf(std::vector<SafetensorsEntry> entries, const Metadata& metadata = {}) {

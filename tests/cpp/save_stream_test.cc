@@ -24,7 +24,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using testing::GenerationFile;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::LimitedFiles;
 using testing::ModeOf;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -33,9 +34,13 @@ std::string FlagsOf(const void* address) {
   std::ifstream smaps("/proc/self/smaps");
   bool inside = false;
   for (std::string line; std::getline(smaps, line);) {
-    unsigned long begin = 0;
-    unsigned long end = 0;
-    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) inside = begin <= at && at < end;
+    // "begin-end flags ..." opens a mapping; every other line begins with a capital letter.
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    char dash = 0;
+    if (std::istringstream(line) >> std::hex >> begin >> dash >> end && dash == '-') {
+      inside = begin <= at && at < end;
+    }
     if (inside && line.starts_with("VmFlags:")) return line + ' ';
   }
   return "";
@@ -112,13 +117,17 @@ const RegisterRole kSmallLockLimit("stages with a small lock limit", [](const Ar
   const auto pool = StagingPool::Create(kHugePage);
   if (!pool) return 2;
   std::ranges::fill(pool->memory(), std::byte{1});
-  Report(pool->shortcoming());
+  const bool is_locked = FlagsOf(pool->memory().data()).find(" lo ") != std::string::npos;
+  Report(pool->shortcoming().empty() && !is_locked ? "mlock did nothing" : pool->shortcoming());
   return 0;
 });
 
 TEST(StagingPool, WorksUnlockedWhenTheLimitIsSmallAndSaysSo) {
   const auto result = RunRole("stages with a small lock limit");
   EXPECT_EQ(result.exit_code, 0);
+  if (result.report == "mlock did nothing\n") {
+    GTEST_SKIP() << "skipped: the sanitizer replaces mlock";
+  }
   EXPECT_THAT(result.report,
               HasSubstr("not locked (RLIMIT_MEMLOCK: have 65536 bytes, need 2097152"));
 }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "testing/forbidden_memory.h"
 #include "testing/streams.h"
 
 namespace fastpersist::layout {
@@ -65,6 +66,7 @@ TEST(TorchContainer, BodiesInMemoryAreReferredToAndOthersCopied) {
   const std::vector<float> tensor(100);
   const std::vector<Record> records{
       {.name = "data.pkl", .body = BytesOf(pickle)},
+      {.name = "byteorder", .body = BytesOf("little")},
       {.name = "data/0", .body = std::as_bytes(std::span(tensor)), .in_memory = true}};
   const auto stream = LayOutTorchContainer(records, {});
   ASSERT_TRUE(stream);
@@ -74,17 +76,17 @@ TEST(TorchContainer, BodiesInMemoryAreReferredToAndOthersCopied) {
   };
   EXPECT_EQ(body(0).kind, Extent::Kind::kGenerated);
   EXPECT_EQ(std::memcmp(body(0).bytes, "pickle", 6), 0);
-  EXPECT_EQ(body(1).kind, Extent::Kind::kMemory);
-  EXPECT_EQ(body(1).bytes, reinterpret_cast<const std::byte*>(tensor.data()));
-  EXPECT_EQ(stream->record_count(), 4U);
+  EXPECT_EQ(body(2).kind, Extent::Kind::kMemory);
+  EXPECT_EQ(body(2).bytes, reinterpret_cast<const std::byte*>(tensor.data()));
+  EXPECT_EQ(stream->record_count(), 5U);
 }
 
 TEST(TorchContainer, ExtentsCoverTheFileWithoutHoles) {
   const std::string big(100'000, 'b');
   std::vector<Record> records{{.name = "data.pkl", .body = BytesOf("p")}, {.name = "empty"}};
-  for (int i = 0; i < 50; ++i) {
+  for (std::size_t i = 0; i < 50; ++i) {
     records.push_back({.name = "data/" + std::to_string(i),
-                       .body = BytesOf(big).first(static_cast<std::size_t>(i * 1999)),
+                       .body = BytesOf(big).first(1999 * i),
                        .in_memory = true});
   }
   for (const std::uint64_t alignment : {1U, 64U, 4096U, 32768U}) {
@@ -103,21 +105,21 @@ TEST(TorchContainer, ExtentsCoverTheFileWithoutHoles) {
   }
 }
 
-// Bodies beyond 4 GiB at addresses where nothing is mapped: laying out reads no body.
+// Bodies of more than 4 GiB: laying out reads none.
 TEST(TorchContainer, LaysOutBodiesOfAnySizeWithoutReadingThem) {
-  const auto* nowhere = reinterpret_cast<const std::byte*>(std::uintptr_t{1} << 20);
   constexpr std::uint64_t kFourGiB = std::uint64_t{1} << 32;
-  std::vector<Record> records{{.name = "data.pkl", .body = BytesOf("p")}};
+  const testing::ForbiddenMemory memory(kFourGiB + 1);
+  std::vector<Record> records{{.name = "data.pkl", .body = BytesOf("p")},
+                              {.name = "byteorder", .body = BytesOf("little")}};
   for (const std::uint64_t size :
        {kFourGiB / 2, kFourGiB - 2, kFourGiB - 1, kFourGiB, kFourGiB + 1, std::uint64_t{5}}) {
-    records.push_back({.name = "data/" + std::to_string(records.size() - 1),
-                       .body = {nowhere, size},
+    records.push_back({.name = "data/" + std::to_string(records.size() - 2),
+                       .body = memory.bytes().first(size),
                        .in_memory = true});
   }
   const auto stream = LayOutTorchContainer(records, {.prefix = "x"});
   ASSERT_TRUE(stream);
-  // By record: where its descriptor is, 24 bytes as soon as its size or offset does not fit 32
-  // bits.
+  // By record: the length of its descriptor, 24 as soon as its size or offset needs 64 bits.
   std::vector<std::uint64_t> descriptors(records.size() + 2);
   std::uint64_t directory = 0;
   for (const Extent& extent : stream->extents()) {
@@ -129,11 +131,12 @@ TEST(TorchContainer, LaysOutBodiesOfAnySizeWithoutReadingThem) {
     }
   }
   // The second body begins below 4 GiB, all later ones beyond.
-  EXPECT_EQ(descriptors, (std::vector<std::uint64_t>{16, 16, 16, 24, 24, 24, 24, 24, 24}));
+  EXPECT_EQ(descriptors, (std::vector<std::uint64_t>{16, 16, 16, 16, 24, 24, 24, 24, 24, 24}));
   EXPECT_GT(stream->size(), 4 * kFourGiB);
-  // The directory renders from digests alone; records 3, 4 and 5 have long sizes and offsets.
-  const std::uint64_t names = 10 + 6 * 8 + 9 + 24;
-  EXPECT_EQ(directory, 9 * 46 + names + 3 * 28 + 3 * 12 + 98);
+  // The directory renders from digests alone; three records have long sizes and offsets, three only
+  // long offsets.
+  constexpr std::uint64_t kNames = 10 + 11 + 6 * std::uint64_t{8} + 9 + 24;
+  EXPECT_EQ(directory, std::uint64_t{10} * 46 + kNames + 84 + 36 + 98);
   std::vector<std::byte> bytes(directory);
   stream->late()->Render(static_cast<std::uint32_t>(descriptors.size() + 1),
                          std::vector<RecordDigest>(descriptors.size()), bytes);
@@ -147,6 +150,19 @@ TEST(TorchContainer, TheFileWithoutRecordsOfTheCallerIsComplete) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   EXPECT_THAT(text, HasSubstr("archive/version"));
   EXPECT_THAT(text, HasSubstr("archive/.data/serialization_id"));
+}
+
+TEST(TorchContainer, TheByteOrderIsAddedLikeTorchDoesItUnlessItIsGiven) {
+  // The file of torch.save({}, ..., _disable_byteorder_record=True) with torch 2.13.
+  const std::vector<Record> records{
+      {.name = "data.pkl", .body = BytesOf(std::string_view("\x80\x02}q\0.", 6))},
+      {.name = ".format_version", .body = BytesOf("1")},
+      {.name = ".storage_alignment", .body = BytesOf("64")}};
+  const auto stream = LayOutTorchContainer(records, {});
+  ASSERT_TRUE(stream);
+  const auto bytes = RenderPlainly(*stream).bytes;
+  EXPECT_EQ(bytes.size(), 1261U);
+  EXPECT_EQ(fastpersist::testing::PlainCrc32(bytes), 0x0baff954U);
 }
 
 TEST(ArchivePrefix, IsTheBaseNameUpToItsLastDot) {

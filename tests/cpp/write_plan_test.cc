@@ -11,6 +11,7 @@
 
 #include "base/align.h"
 #include "testing/aligned_memory.h"
+#include "testing/forbidden_memory.h"
 #include "testing/seed.h"
 #include "testing/streams.h"
 
@@ -160,12 +161,11 @@ TEST_P(WritePlanTest, StagesBodiesThatAreShorterThanTheMinimum) {
 }
 
 TEST_P(WritePlanTest, NeverReadsTheMemoryItPlansFor) {
-  // Two extents of 4 GiB and 8 GiB at addresses where nothing is mapped.
-  const auto* nowhere = reinterpret_cast<const std::byte*>(std::uintptr_t{1} << 20);
   constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+  const testing::ForbiddenMemory memory(8 * kGiB);
   layout::StreamBuilder builder;
-  builder.AddMemory({nowhere, 4 * kGiB + 5}, 0);
-  builder.AddMemory({nowhere, 8 * kGiB}, 1);
+  builder.AddMemory(memory.bytes().first(4 * kGiB + 5), 0);
+  builder.AddMemory(memory.bytes(), 1);
   const auto stream = std::move(builder).Finish(2, nullptr);
   ExpectKept(stream, {.begin = 0, .end = stream.size()},
              {.limits = GetParam(), .block_bytes = kGiB / 4});

@@ -169,10 +169,12 @@ TEST(WriteStream, GivesTheRightFileWhenDirectIoIsRefusedAmongOtherFaults) {
   }
 }
 
+constexpr std::uint64_t kBlock = 8192;
+
 // Twelve blocks, five of them in place.
 TestStream TwelveBlocks() {
   TestStreamBuilder builder(1);
-  builder.Generated(8192 * 2).Memory(8192 * 5).Late(100).GeneratedBody(8092 + 8192 * 3 + 77);
+  builder.Generated(2 * kBlock).Memory(5 * kBlock).Late(100).GeneratedBody(4 * kBlock - 23);
   return std::move(builder).Finish();
 }
 
@@ -198,7 +200,7 @@ TEST_P(WriteStreamPositionTest, AnErrorAtAnyWriteEndsTheSaveWithItsOffset) {
     const Written written(made.stream, {}, FaultAt(GetParam(), Fault::Reports(-system_errno)));
     ASSERT_TRUE(written.outcome.error);
     EXPECT_EQ(written.outcome.error->system_errno, system_errno);
-    EXPECT_EQ(written.outcome.error->offset, GetParam() * 8192);
+    EXPECT_EQ(written.outcome.error->offset, GetParam() * kBlock);
     EXPECT_FALSE(written.outcome.engine_failed);
     written.ExpectOrderly();
   }
@@ -246,7 +248,7 @@ void ExpectRightFile(std::unique_ptr<IoEngine> engine, const ContractFile& file,
                      Random& random) {
   const plan::DeviceLimits limits{.memory_align = 4096, .offset_align = 4096, .direct = direct};
   const TestStream made = RandomTestStream(random, 2'000'000);
-  const AlignedMemory staging(5 * 65536);
+  const AlignedMemory staging(std::size_t{5} * 65536);
   (void)engine->RegisterMemory(staging.bytes());
   const auto plan =
       plan::PlanWrites(made.stream, {.begin = 0, .end = made.stream.size()},
@@ -292,22 +294,22 @@ TEST_P(WriteStreamEngineTest, AllocatesNothingForABlock) {
   if (!fastpersist::testing::AllocationsAreCounted()) {
     GTEST_SKIP() << "skipped: the sanitizer allocates";
   }
-  constexpr std::uint64_t kBlock = 4096;
+  constexpr std::uint64_t kPage = 4096;
   const auto allocations_for = [this](std::uint64_t blocks) -> std::uint64_t {
     TestStreamBuilder builder(1);
-    builder.Generated(100).Memory(blocks * kBlock);
+    builder.Generated(100).Memory(blocks * kPage);
     const TestStream made = std::move(builder).Finish();
     const MemoryFile file;
     auto engine = Make();
     if (engine == nullptr) return 0;
     const plan::DeviceLimits limits{.memory_align = 512, .offset_align = 512, .direct = true};
-    const AlignedMemory staging(6 * kBlock);
+    const AlignedMemory staging(6 * kPage);
     const auto plan = plan::PlanWrites(made.stream, {.begin = 0, .end = made.stream.size()},
-                                       {.limits = limits, .block_bytes = kBlock});
+                                       {.limits = limits, .block_bytes = kPage});
     QueueFile queue_file{.fd = file.fd(), .limits = limits, .leave_direct = [] { return 0; }};
     const std::uint64_t before = AllocationCount();
     const WriteOutcome outcome =
-        WriteStream(made.stream, plan, kBlock, std::move(queue_file), engine, staging.bytes());
+        WriteStream(made.stream, plan, kPage, std::move(queue_file), engine, staging.bytes());
     const std::uint64_t after = AllocationCount();
     EXPECT_FALSE(outcome.error) << outcome.error->Message();
     return after - before;

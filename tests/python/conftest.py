@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def leftovers(folder: Path) -> list[Path]:
     """Temporary files of saves that have ended."""
-    return [path for path in folder.rglob(".fp-*")]
+    return list(folder.rglob(".fp-*"))
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +34,10 @@ def _no_temporary_file_stays(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def warned(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """The warnings of the logger since the test began; what was said in other tests is forgotten."""
+def warned(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], list[str]]:
+    """The warnings since the test began; what was said in other tests is forgotten."""
     monkeypatch.setattr(_log, "_said", set())
     caplog.set_level(logging.DEBUG, logger="fastpersist")
 

@@ -46,16 +46,15 @@ class ChildFailed(Exception):
     """The child raised what cannot be sent, died, or took too long."""
 
 
-@functools.cache
-def shim() -> str | None:
+def _compiled_shim() -> str | None:
     """Path of the compiled testing/preload/faults.c; None where there is no compiler."""
     folder = tempfile.mkdtemp(prefix="fastpersist-faults-")
-    os.chmod(folder, 0o755)
     library = os.path.join(folder, "faults.so")
     command = ["gcc", "-shared", "-fPIC", "-O2", "-o", library, str(SOURCE)]
     try:
         subprocess.run(command, check=True, capture_output=True)
     except FileNotFoundError:
+        os.rmdir(folder)
         return None
     return library
 
@@ -64,7 +63,7 @@ def shim() -> str | None:
 def _server() -> socket.socket:
     ours, theirs = socket.socketpair()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FASTPERSIST_")}
-    if library := shim():
+    if library := _compiled_shim():
         environment["LD_PRELOAD"] = library
     command = [sys.executable, __file__, str(theirs.fileno())]
     process = subprocess.Popen(
@@ -78,9 +77,15 @@ def _server() -> socket.socket:
 def _stop(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
     connection.close()
     process.wait(timeout=30)
-    if library := shim():
-        os.unlink(library)
-        os.rmdir(os.path.dirname(library))
+
+
+def is_root() -> bool:
+    """True where this process may act for every user, which root of a user namespace may not."""
+    if os.geteuid() != 0:
+        return False
+    lines = pathlib.Path("/proc/self/uid_map").read_text().splitlines()
+    ranges = [[int(word) for word in line.split()] for line in lines]
+    return any(inside <= NOBODY < inside + count for inside, _, count in ranges)
 
 
 class Child:
@@ -151,7 +156,9 @@ def _serve(connection: socket.socket) -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     importlib.import_module("fastpersist._capture").self_test()  # as every first save does
-    os.environ.pop("LD_PRELOAD", None)  # not for the commands that children start
+    if library := os.environ.pop("LD_PRELOAD", None):  # not for the commands that children start
+        os.unlink(library)
+        os.rmdir(os.path.dirname(library))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         data, fds, _, _ = socket.recv_fds(connection, 1, 3)
@@ -182,7 +189,7 @@ def _run(request: int, result: int) -> None:
     try:
         path, module, name, args, settings = pickle.loads(os.pread(request, 1 << 24, 0))
         sys.path[:] = path
-        fn = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        fn: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         _prepare(**settings)
         value = fn(*args)
     except BaseException as caught:
@@ -205,7 +212,7 @@ def _prepare(
     if mounts:
         _own_mounts()
     if user:
-        if os.geteuid() != 0:
+        if not is_root():
             raise Unavailable("becoming another user needs root")
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -222,4 +229,5 @@ def _own_mounts() -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    # As a module of its name, whose exceptions the parent knows.
+    importlib.import_module("faults_child")._serve(socket.socket(fileno=int(sys.argv[1])))

@@ -18,11 +18,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from faults_child import NOBODY, ChildFailed, Unavailable, libc, run, start
+from faults_child import NOBODY, ChildFailed, Unavailable, is_root, libc, run, start
 
 import fastpersist as fp
 
-__all__ = ["NOBODY", "ChildFailed", "Unavailable", "run", "start"]
+__all__ = ["NOBODY", "ChildFailed", "Unavailable", "is_root", "run", "start"]
 
 ENGINES = ("uring", "libaio", "threads", "buffered")
 INTERCEPTED = ("threads", "buffered")  # their writes go through the C library
@@ -61,6 +61,11 @@ def _trace() -> list[tuple[str, int, int, int, str]]:
 def calls() -> list[tuple[str, int, int, int, str]]:
     """What the last `failing` block called: (call, result or -errno, offset, length, path)."""
     return list(_last_trace)
+
+
+def forked_child() -> int:
+    """The process that the action "fork" made."""
+    return ctypes.c_int.in_dll(libc, "fastpersist_faults_child").value
 
 
 # --- Sandboxes and limits ---
@@ -159,9 +164,9 @@ def mounted(kind: str, mib: int = 32, sector: int = 512) -> Iterator[str]:
             _mount_device(kind, folder, mib, sector)
         elif kind == "overlay":
             base = stack.enter_context(mounted("tmpfs", mib))
-            for part in ("lower", "upper", "work"):
+            for part in ("lower", "upper", "scratch"):
                 os.mkdir(f"{base}/{part}")
-            layers = f"lowerdir={base}/lower,upperdir={base}/upper,workdir={base}/work"
+            layers = f"lowerdir={base}/lower,upperdir={base}/upper,workdir={base}/scratch"
             command("mount", "-t", "overlay", "-o", layers, "overlay", folder)
         else:
             command("mount", "-t", kind, "-o", f"size={mib}m", kind, folder)
@@ -235,7 +240,7 @@ class Target:
         except fp.StorageError as error:
             assert isinstance(error, OSError)
             assert error.filename == self.path and self.path in str(error), str(error)
-            assert error.operation in str(error) and os.strerror(error.errno) in str(error)
+            assert error.operation in str(error) and os.strerror(error.errno or 0) in str(error)
             self.is_untouched()
             return error
         raise AssertionError("the save did not fail")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the documents tell their readers to type works.
 
-In README.md and docs/ every fenced block of `python`, `sh` or `console` runs, unless the line before
-it says <!-- not run: reason -->. Python blocks are programs of their own and run in an empty folder;
-shell blocks run in the repository's root, with `make` only as far as `make -n` goes. In a `console`
-block the lines that begin with "$ " are the commands, or all lines if none does.
+In README.md and docs/ every fenced block of `python`, `sh` or `console` runs, unless the line
+before it says <!-- not run: reason -->. Python blocks are programs of their own and run in an empty
+folder; shell blocks run in the repository's root, with `make` only as far as `make -n` goes. In a
+`console` block the lines that begin with "$ " are the commands, or all lines if none does.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def commands_of(block: Block) -> str:
     return "\n".join(MAKE.sub("make -n", line) for line in lines)
 
 
-# Runs one block after the other, each in a folder of its own. Starting one interpreter for each would
-# spend nearly all time on importing torch.
+# Runs one block after the other, each in a folder of its own. Starting one interpreter for each
+# would spend nearly all time on importing torch.
 RUNNER = """
 import os, runpy, sys, traceback
 failed = []

@@ -115,7 +115,9 @@ def test_a_storage_error_is_caught_as_the_oserror_that_it_is(tmp_path: Path) -> 
     assert caught.value.errno == errno.ENOENT
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))]
+)
 def test_errors_survive_copying_and_pickling(duplicate: Any, tmp_path: Path) -> None:
     error = storage_error(tmp_path / "missing" / "model.pt")
     twin = duplicate(error)
@@ -174,7 +176,9 @@ def test_metadata_is_for_safetensors_only(metadata: dict[str, str], old: Path) -
     assert "metadata" in raises_and_keeps(old, fp.ArgumentError, {}, metadata=metadata)
 
 
-@pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, {"a": None}, [("a", "b")], "a=b", {b"a": "b"}])
+@pytest.mark.parametrize(
+    "metadata", [{"a": 1}, {1: "a"}, {"a": None}, [("a", "b")], "a=b", {b"a": "b"}]
+)
 def test_metadata_that_is_not_text_is_refused(metadata: Any, tmp_path: Path) -> None:
     with pytest.raises(fp.ArgumentError, match="metadata"):
         fp.save({"a": torch.ones(1)}, tmp_path / "m.safetensors", metadata=metadata)
@@ -257,7 +261,9 @@ def test_an_error_in_a_users_hook_is_the_cause(old: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_what_is_no_fault_of_the_state_passes_through(error: type[BaseException], old: Path) -> None:
+def test_what_is_no_fault_of_the_state_passes_through(
+    error: type[BaseException], old: Path
+) -> None:
     class Interrupting:
         def __reduce__(self) -> tuple[Any, ...]:
             raise error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writable file objects get the bytes that torch.save would give them, whatever their write is like."""
+"""Writable file objects get the bytes that torch.save would give them, however they take them."""
 
 from __future__ import annotations
 
@@ -246,7 +246,8 @@ class FailsAfter(Sink):
 
 @pytest.mark.parametrize("room", [0, 1, 5_000_000])
 @pytest.mark.parametrize(
-    ("kind", "what"), [(OSError, (errno.ENOSPC, "full")), (RuntimeError, ("mine",)), (KeyError, (7,))]
+    ("kind", "what"),
+    [(OSError, (errno.ENOSPC, "full")), (RuntimeError, ("mine",)), (KeyError, (7,))],
 )
 def test_the_objects_own_exception_comes_out(
     room: int, kind: type[Exception], what: tuple[Any, ...], arguments: dict[str, Any]

@@ -88,7 +88,7 @@ def save_with_a_quota_of_names(kind: str) -> None:
     """Inodes may run out while bytes are free."""
     with faults.mounted(kind, 16) as folder:
         target = Target(folder)
-        names = []
+        names: list[str] = []
         try:
             while True:
                 names.append(f"{folder}/n{len(names)}")

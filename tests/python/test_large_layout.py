@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files around and beyond 2 and 4 GiB, by their layout alone: no byte of a tensor is written or read.
+"""Files around and beyond 2 and 4 GiB, by their layout alone: no tensor is written or read.
 
-torch writes its file with `skip_data`, as a sparse one; untouched `torch.empty` costs no memory. Ours
-is laid out from the same state and compared wherever the file does not hold tensor data. torch writes
-checksums of 0 for what it skipped, so ours are rendered with the checksums that are in its file.
+torch writes its file with `skip_data`, as a sparse one; untouched `torch.empty` costs no memory.
+Ours is laid out from the same state and compared wherever the file does not hold tensor data. torch
+writes checksums of 0 for what it skipped, so ours are rendered with the checksums in its file.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def check(state: Any, folder: Path, corrupt: Callable[[bytes], bytes] = bytes) -
 
 def first_data_offset(state: Any) -> int:
     """Where the first storage's data begin."""
-    return next(offset for offset, _, kind, _ in layout_of(state, "model.pt").extents() if kind == "memory")
+    return next(
+        offset for offset, _, kind, _ in layout_of(state, "model.pt").extents() if kind == "memory"
+    )
 
 
 # --- One record ---

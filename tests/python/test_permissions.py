@@ -23,14 +23,14 @@ from faults_support import ENGINES, NOBODY, Target
 import fastpersist as fp
 
 STATE = faults.state_of(20_000, 7)
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="skipped: only root may do this")
+needs_root = pytest.mark.skipif(not faults.is_root(), reason="skipped: only root may do this")
 
 
 @pytest.fixture
 def open_folder() -> Iterator[str]:
     """A folder that belongs to an unprivileged user."""
     with tempfile.TemporaryDirectory(prefix="fastpersist-open-") as folder:
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):
             os.chown(folder, NOBODY, NOBODY)
         yield folder
 
@@ -152,7 +152,7 @@ def test_a_writable_file_in_a_read_only_folder_can_be_saved_in_place(open_folder
     faults.run(save_in_a_read_only_folder, open_folder, user=True)
 
 
-def save_without_permission(folder: str) -> list[tuple[int, str]]:
+def save_without_permission(folder: str) -> list[int | None]:
     found = []
     for name in ("read-only.pt", "closed/model.pt"):
         for atomic in (True, False):
@@ -160,7 +160,7 @@ def save_without_permission(folder: str) -> list[tuple[int, str]]:
                 fp.save(STATE, f"{folder}/{name}", options=fp.Options(atomic=atomic))
             except fp.StorageError as error:
                 assert "permissions" in str(error), str(error)
-                found.append((error.errno, error.operation))
+                found.append(error.errno)
     return found
 
 
@@ -171,7 +171,7 @@ def test_permissions_that_are_missing_are_an_error(open_folder: str) -> None:
     path.chmod(0o444)
     os.mkdir(f"{open_folder}/closed", 0o000)
     found = faults.run(save_without_permission, open_folder, user=True)
-    assert [number for number, _ in found] == [errno.EACCES] * 4
+    assert found == [errno.EACCES] * 4
     assert path.read_bytes() == b"old"
 
 
@@ -182,7 +182,6 @@ def save_in_a_drop_box(folder: str) -> None:
 
 
 @needs_root
-@pytest.mark.xfail(strict=True, reason="the directory is opened for reading, to sync it later")
 def test_a_folder_that_may_be_written_but_not_listed_takes_a_file(open_folder: str) -> None:
     os.chown(open_folder, 0, 0)
     os.chmod(open_folder, 0o1733)

@@ -102,13 +102,7 @@ def save_with_few_descriptors(folder: str, free: int) -> str:
     [
         (0, "open directory"),
         (1, "create a temporary file"),
-        pytest.param(
-            2,
-            "libaio",
-            marks=pytest.mark.xfail(
-                strict=True, reason="flushing as close(2) does needs a descriptor of its own"
-            ),
-        ),
+        (2, "libaio"),
         (3, "uring"),
         (4, "uring"),
     ],
@@ -198,18 +192,7 @@ def save_in_a_control_group(processes: str, path: str, state_mib: int, engine: s
     fp.save(state, path, options=fp.Options(engine=engine))
 
 
-@pytest.mark.parametrize(
-    "room",
-    [
-        160,
-        pytest.param(
-            24,
-            marks=pytest.mark.xfail(
-                strict=True, reason="the staging pool is sized without asking the control group"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("room", [160, 24])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_memory_control_group_kills_no_save_of_a_state_that_fits(
     engine: str, room: int, memory_group: Callable[[int], str]

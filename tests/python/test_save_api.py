@@ -205,6 +205,22 @@ except fp.Error:
     assert (done.stdout, done.stderr) == ("", "")
 
 
+def test_nothing_is_printed_when_the_interpreter_ends(run_python: Any) -> None:
+    # An error that is still there then keeps the frames, and what was in them, of the save.
+    program = """
+import builtins, fastpersist as fp, numpy
+class Full:
+    def write(self, data):
+        raise OSError(28, "full")
+try:
+    fp.save({"a": numpy.zeros(3)}, Full(), format="safetensors")
+except OSError as error:
+    builtins.kept = error
+"""
+    done = run_python(program)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_a_save_is_logged_at_debug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="fastpersist"):
         info = fp.save(state(), tmp_path / "model.pt")
@@ -213,7 +229,9 @@ def test_a_save_is_logged_at_debug(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert info.engine_reason in text
 
 
-def test_a_reason_is_said_once(tmp_path: Path, warned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_is_said_once(
+    tmp_path: Path, warned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fastpersist import _capture
 
     monkeypatch.setattr(_capture, "self_test", lambda: "first reason")

@@ -217,4 +217,4 @@ def interrupt_the_wait_for_a_reader(folder: str) -> None:
 )
 def test_ctrl_c_ends_the_wait_for_a_reader_of_a_pipe() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        faults.run(interrupt_the_wait_for_a_reader, folder, timeout=5)
+        faults.run(interrupt_the_wait_for_a_reader, folder, timeout=3)

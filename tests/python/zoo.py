@@ -274,7 +274,6 @@ _ALIASES: dict[str, Builder] = {
     "view_conj": lambda: {"c": (c := _complex()), "conj": c.conj()},
     "view_neg": lambda: [_complex().conj().imag, torch._neg_view(_ramp(3))],
     "view_real": lambda: [(c := _complex()).real, c.imag],
-    "view_uint16_and_uint32": lambda: [(t := _ramp(4)).view(torch.uint16), t.view(torch.uint32)],
 }
 
 # One storage seen as two dtypes: torch refuses it for the dtypes that have typed storages.
@@ -543,6 +542,11 @@ def _entries() -> Iterator[Entry]:
     yield Entry("meta_storage", lambda: _meta().untyped_storage(), refused=NotImplementedError)
     if torch.backends.mkldnn.is_available():
         yield Entry("mkldnn", lambda: _ramp(6).to_mkldnn(), refused=NotImplementedError)
+    yield Entry(
+        "view_uint16_and_uint32",
+        lambda: [(t := _ramp(4)).view(torch.uint16), t.view(torch.uint32)],
+        min_torch=(2, 5),
+    )
     yield Entry("buffer", lambda: nn.Buffer(_ramp(3)), min_torch=(2, 5))
     yield Entry("storage_with_odd_tail", _element_and_three_bytes, unloadable=RuntimeError)
     yield Entry(
