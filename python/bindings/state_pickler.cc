@@ -314,7 +314,7 @@ class StatePickler {
     const auto offset = nb::cast<std::uint64_t>(Call(tensor, names_.storage_offset));
     const std::uint64_t begin = offset * item_size;
     const ByteRange range{begin, begin + Span(size, stride) * item_size};
-    storage->ranges.push_back(range);
+    if (!storages_.compact()) storage->ranges.push_back(range);
     return storages_.PlaceOf(identity, range, item_size);
   }
 

@@ -51,7 +51,9 @@ Place Storages::PlaceOf(std::uint64_t identity, ByteRange range, std::uint64_t i
     const bool within = range.first < range.second && after != storage.ranges.begin();
     part = within ? *std::prev(after) : ByteRange{range.first, range.first};
   }
-  const auto [known, is_new] = bodies_.try_emplace({identity, part.first});
+  // An empty part never stands for the cluster that begins where it lies.
+  const std::uint64_t first = part.first == part.second ? ~part.first : part.first;
+  const auto [known, is_new] = bodies_.try_emplace({identity, first});
   Body& body = known->second;
   if (is_new) {
     // A real Python string: the pickler's memo goes by identity, and CPython shares short ones.

@@ -49,6 +49,7 @@ class Storages {
 
   /// After all tensors were met once: from now on records are clusters, not whole storages.
   void Compact();
+  [[nodiscard]] bool compact() const { return compact_; }
   /// The record for a tensor over [range) of the storage; numbers it when it is new.
   [[nodiscard]] Place PlaceOf(std::uint64_t identity, ByteRange range, std::uint64_t item_size);
 
