@@ -11,37 +11,29 @@
 namespace fastpersist::base {
 namespace {
 
-constexpr int kFree = -1;
+// Stored as fd + 1, so that the table is ready before any code runs: a fork may come at any moment.
+constexpr int kFree = 0;
+constinit std::array<std::atomic<int>, 256> descriptors{};
 
-struct Table {
-  std::array<std::atomic<int>, 256> descriptors;
-
-  Table() {
-    for (auto& descriptor : descriptors) descriptor.store(kFree, std::memory_order_relaxed);
-    ::pthread_atfork(nullptr, nullptr, &CloseAll);
+// Runs in the child of a process with threads: nothing here but atomics and close(2).
+void CloseAll() {
+  for (auto& descriptor : descriptors) {
+    if (const int stored = descriptor.exchange(kFree); stored != kFree) ::close(stored - 1);
   }
-  // Runs in the child of a process with threads: nothing here but atomics and close(2).
-  static void CloseAll();
-};
-
-Table& TheTable() {
-  static Table table;
-  return table;
 }
 
-void Table::CloseAll() {
-  for (auto& descriptor : TheTable().descriptors) {
-    if (const int fd = descriptor.exchange(kFree); fd != kFree) ::close(fd);
-  }
+void RegisterHandlerOnce() {
+  static const int registered = ::pthread_atfork(nullptr, nullptr, &CloseAll);
+  (void)registered;
 }
 
 }  // namespace
 
 ForkClosed::ForkClosed(int fd) {
-  auto& descriptors = TheTable().descriptors;
+  RegisterHandlerOnce();
   for (std::size_t slot = 0; slot < descriptors.size(); ++slot) {
     int expected = kFree;
-    if (descriptors[slot].compare_exchange_strong(expected, fd)) {
+    if (descriptors[slot].compare_exchange_strong(expected, fd + 1)) {
       slot_ = static_cast<int>(slot);
       return;
     }
@@ -49,7 +41,7 @@ ForkClosed::ForkClosed(int fd) {
 }
 
 ForkClosed::~ForkClosed() {
-  if (slot_ >= 0) TheTable().descriptors[static_cast<std::size_t>(slot_)].store(kFree);
+  if (slot_ >= 0) descriptors[static_cast<std::size_t>(slot_)].store(kFree);
 }
 
 }  // namespace fastpersist::base

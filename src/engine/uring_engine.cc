@@ -5,6 +5,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <thread>
@@ -28,6 +29,11 @@ Error Refused(const char* operation, int negative_errno) {
           .detail = "io_uring cannot be used here"};
 }
 
+// A new ring may lie where another thread's has just been unmapped. liburing maps and unmaps by
+// system calls of its own, which ThreadSanitizer does not see; this pair tells it that the one came
+// first.
+constinit std::atomic<unsigned> rings_closed{0};
+
 class UringEngine final : public IoEngine {
  public:
   explicit UringEngine(unsigned depth) : depth_(depth) {}
@@ -37,7 +43,9 @@ class UringEngine final : public IoEngine {
   UringEngine& operator=(UringEngine&&) = delete;
   ~UringEngine() override {
     fork_closed_ = {};
-    if (open_) ::io_uring_queue_exit(&ring_);
+    if (!open_) return;
+    rings_closed.fetch_add(1, std::memory_order_release);
+    ::io_uring_queue_exit(&ring_);
   }
 
   Result<void> Open() {
@@ -49,6 +57,7 @@ class UringEngine final : public IoEngine {
     }
     if (error < 0) return std::unexpected(Refused("io_uring_setup", error));
     open_ = true;
+    (void)rings_closed.load(std::memory_order_acquire);
     fork_closed_ = base::ForkClosed(ring_.ring_fd);
     return Probe();
   }
