@@ -153,7 +153,7 @@ class Attempt {
     info_.seconds.write += outcome.write_seconds;
     // In place there is no new file to go to, and a lost write may still arrive in this one.
     const bool may_repeat = options_.atomic && !target_.special;
-    if (outcome.engine_failed && (may_repeat || !outcome.left_in_flight)) failed_engine_ = chosen;
+    if (outcome.engine_failed && (may_repeat || !outcome.writes_lost)) failed_engine_ = chosen;
     if (outcome.error) {
       outcome.error->path = target_.path;
       return std::unexpected(*std::move(outcome.error));

@@ -83,7 +83,9 @@ class LibaioEngine final : public IoEngine {
     blocks_.resize(context_.depth);
     for (iocb& block : blocks_) free_.push_back(&block);
     events_.resize(context_.depth);
-    return Probe();
+    auto probed = Probe();
+    if (!probed) ::io_destroy(std::exchange(context_, {}).handle);  // not to be kept for others
+    return probed;
   }
 
   [[nodiscard]] Engine kind() const override { return Engine::kLibaio; }

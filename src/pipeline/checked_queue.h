@@ -59,8 +59,8 @@ class CheckedQueue {
 
   /// True when the error came from the engine itself, not from the file: another engine may do.
   [[nodiscard]] bool engine_failed() const { return engine_failed_; }
-  /// Writes that the engine has accepted and not completed.
-  [[nodiscard]] unsigned in_flight() const { return in_flight_; }
+  /// True when the engine may still carry out writes that nobody can wait for any more.
+  [[nodiscard]] bool writes_lost() const { return reap_failed_ && in_flight_ > 0; }
   /// Why direct I/O was left in the middle of the file; empty if it was not.
   [[nodiscard]] const std::string& left_direct() const { return left_direct_; }
 

@@ -65,7 +65,7 @@ WriteOutcome WriteStream(const layout::Stream& stream, const plan::WritePlan& pl
   if (auto done = run(); !done) outcome.error = std::move(done.error());
   outcome.write_seconds += watch.Lap();
   outcome.engine_failed = queue.engine_failed();
-  outcome.left_in_flight = queue.engine_failed() && queue.in_flight() > 0;
+  outcome.writes_lost = queue.writes_lost();
   outcome.left_direct = queue.left_direct();
   return outcome;
 }
