@@ -181,15 +181,26 @@ fastpersist::SaveInfo Save(const Stream& stream, const nb::bytes& path,
   return Unwrap(std::move(result));
 }
 
+// Calls function without the GIL: opening a FIFO waits for its reader, which may be a thread of
+// ours.
+template <class Function>
+auto Unlocked(Function function) {
+  const nb::gil_scoped_release unlocked;
+  return function();
+}
+
 // A target that somebody else (torch.save) writes through fileno().
 class PyPublication {
  public:
   PyPublication(const nb::bytes& path, const fastpersist::Options& options)
       : options_(options),
-        target_(Unwrap(fastpersist::commit::ResolveTarget(std::string(path.c_str(), path.size()),
-                                                          fastpersist::file::RealFileOps()))),
-        publication_(Unwrap(fastpersist::commit::Publication::Begin(
-            target_, options_, fastpersist::file::RealFileOps()))) {}
+        target_(Unwrap(Unlocked([text = std::string(path.c_str(), path.size())] {
+          return fastpersist::commit::ResolveTarget(text, fastpersist::file::RealFileOps());
+        }))),
+        publication_(Unwrap(Unlocked([this] {
+          return fastpersist::commit::Publication::Begin(target_, options_,
+                                                         fastpersist::file::RealFileOps());
+        }))) {}
 
   [[nodiscard]] int fileno() const { return publication_->fd(); }
   void Publish(std::uint64_t size) {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "layout/pickle_opcodes.h"
 #include "storages.h"
@@ -30,7 +31,7 @@ struct Names {
   nb::str is_conj{"is_conj"}, is_neg{"is_neg"}, getstate{"__getstate__"}, dict{"__dict__"};
   nb::str hooks{"_backward_hooks"}, untyped_storage{"untyped_storage"}, cdata{"_cdata"};
   nb::str data_ptr{"data_ptr"}, nbytes{"nbytes"}, storage_offset{"storage_offset"}, size{"size"};
-  nb::str stride{"stride"}, requires_grad{"requires_grad"}, data{"data"};
+  nb::str has_names{"has_names"}, stride{"stride"}, requires_grad{"requires_grad"}, data{"data"};
 };
 
 class StatePickler {
@@ -60,7 +61,11 @@ class StatePickler {
     SaveComposite(object, depth);
   }
 
+  // Python code may run while a state is pickled (signal handlers, torch function modes) and change
+  // it: what is at work or known by its address is held, and a container that changes ends the
+  // attempt.
   void SaveComposite(nb::handle object, int depth) {
+    const nb::object held = nb::borrow(object);
     PyObject* const p = object.ptr();
     const nb::handle type = object.type();
     if (type.is(types_.tensor)) {
@@ -82,7 +87,10 @@ class StatePickler {
   }
 
   // Objects that live as long as the state: known again by their address.
-  void Remember(PyObject* object) { memo_.emplace(object, out_.Put()); }
+  void Remember(PyObject* object) {
+    alive_.push_back(nb::borrow(object));  // an address must not be used again while it is known
+    memo_.emplace(object, out_.Put());
+  }
 
   void SaveInt(PyObject* object) {
     int overflow = 0;
@@ -98,6 +106,7 @@ class StatePickler {
       PyErr_Clear();
       throw Unusual{"a string with lone surrogates"};
     }
+    if (size > Py_ssize_t{0xFFFFFFFF}) throw Unusual{"a string beyond 4 GiB"};
     out_.Unicode({text, static_cast<std::size_t>(size)});
     Remember(object);
   }
@@ -137,10 +146,13 @@ class StatePickler {
         ++in_batch;
       }
       out_.SetItems();
+      if (PyDict_GET_SIZE(dict) != size) throw Unusual{"a dict that changed meanwhile"};
     } while (in_batch == PickleOpcodes::kBatch);
   }
 
   void SavePair(nb::handle key, nb::handle value, int depth) {
+    const nb::object held_key = nb::borrow(key);
+    const nb::object held_value = nb::borrow(value);
     Save(key, depth + 1);
     Save(value, depth + 1);
   }
@@ -156,6 +168,7 @@ class StatePickler {
     for (Py_ssize_t at = 0; at < size;) {
       out_.Mark();
       for (std::size_t i = 0; i < PickleOpcodes::kBatch && at < size; ++i, ++at) {
+        if (PyList_GET_SIZE(list) != size) throw Unusual{"a list that changed meanwhile"};
         Save(PyList_GET_ITEM(list, at), depth + 1);
       }
       out_.Appends();
@@ -192,10 +205,11 @@ class StatePickler {
     const nb::handle state = reduced[2];
     if (state.is_none()) return;
     if (!PyDict_CheckExact(state.ptr())) throw Unusual{"an OrderedDict with unusual attributes"};
-    // The state may be a temporary: numbered, but not known by its address.
-    out_.EmptyDict();
-    out_.Put();
-    SaveExactItems(state.ptr(), depth + 1);
+    if (const auto known = memo_.find(state.ptr()); known != memo_.end()) {
+      out_.Get(known->second);
+    } else {
+      SaveDict(state.ptr(), depth + 1);
+    }
     out_.Build();
   }
 
@@ -284,6 +298,10 @@ class StatePickler {
         Call(tensor, names_.is_neg).ptr() == Py_True) {
       throw Unusual{"a lazy conjugate or negative view"};
     }
+    // torch refuses named tensors, or does not know them any more.
+    if (nb::hasattr(tensor, names_.has_names) && Call(tensor, names_.has_names).ptr() == Py_True) {
+      throw Unusual{"a tensor with named dimensions"};
+    }
     const nb::object hooks = tensor.attr(names_.hooks);
     if (!hooks.is_none() && nb::len(hooks) > 0) throw Unusual{"a tensor with hooks"};
     RefusePythonState(tensor);
@@ -315,7 +333,13 @@ class StatePickler {
     const std::uint64_t begin = offset * item_size;
     const ByteRange range{begin, begin + Span(size, stride) * item_size};
     if (!storages_.compact()) storage->ranges.push_back(range);
-    return storages_.PlaceOf(identity, range, item_size);
+    const Place place = storages_.PlaceOf(identity, range, item_size);
+    // A storage that was shrunk (resize_(0)) under a tensor, or swapped between two passes.
+    if (range.first < range.second &&
+        place.offset * item_size + (range.second - range.first) > place.body->size) {
+      throw Unusual{"a tensor that reaches beyond its storage"};
+    }
+    return place;
   }
 
   // Elements from the first to the last that the tensor refers to; 0 when it has none.
@@ -371,6 +395,7 @@ class StatePickler {
   nb::object ordered_dict_;
   PickleOpcodes out_;
   std::unordered_map<PyObject*, std::uint32_t> memo_;
+  std::vector<nb::object> alive_;  // everything in memo_
 };
 
 }  // namespace

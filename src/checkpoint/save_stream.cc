@@ -22,7 +22,8 @@
 namespace fastpersist::checkpoint {
 namespace {
 
-// Large enough to fill a device; neither larger blocks nor deeper queues were seen to gain anything.
+// Large enough to fill a device; neither larger blocks nor deeper queues were seen to gain
+// anything.
 constexpr std::uint64_t kDefaultBlock = std::uint64_t{4} << 20;
 constexpr std::uint32_t kDefaultDepth = 8;
 constexpr std::uint64_t kDefaultStaging = std::uint64_t{64} << 20;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "memory/allowance.h"
@@ -21,17 +22,22 @@ Kept& TheKept() {
   return *kept;
 }
 
+// The kept pool, if it has at least that many bytes.
+std::optional<memory::StagingPool> TakeKept(std::uint64_t bytes) {
+  Kept& kept = TheKept();
+  const std::scoped_lock lock(kept.mutex);
+  if (kept.pool.memory().size() < bytes) return std::nullopt;
+  return std::move(kept.pool);
+}
+
 }  // namespace
 
 Result<StagingLease> StagingLease::Take(std::uint64_t bytes, std::uint64_t least_bytes) {
-  {
-    Kept& kept = TheKept();
-    const std::scoped_lock lock(kept.mutex);
-    if (kept.pool.memory().size() >= bytes) return StagingLease(std::move(kept.pool));
-  }
-  // Half of what is left: the rest of the program needs some too.
+  if (auto pool = TakeKept(bytes)) return StagingLease(*std::move(pool));
+  // Half of what is left: the rest of the program needs some too. The kept pool may be all of it.
   if (const auto allowance = memory::MemoryAllowance()) {
     bytes = std::max(least_bytes, std::min(bytes, *allowance / 2));
+    if (auto pool = TakeKept(bytes)) return StagingLease(*std::move(pool));
   }
   for (;;) {
     auto pool = memory::StagingPool::Create(bytes);

@@ -73,6 +73,22 @@ Error Explain(const Target& target, int system_errno) {
   return error;
 }
 
+bool HasGroup(int fd, gid_t group) {
+  struct stat info{};
+  return ::fstat(fd, &info) == 0 && info.st_gid == group;
+}
+
+// Gives the new file the group and mode of the one that it replaces; >= 0 or -errno. The group
+// first: changing it may clear set-id bits. Not being a member is no reason to fail, but then the
+// file's group, another one than before, gets no more than everybody has.
+int TakeOverMode(int fd, const Replaced& replaced, const file::FileOps& files) {
+  mode_t mode = replaced.mode;
+  if (files.ChangeGroup(fd, replaced.group) < 0 && !HasGroup(fd, replaced.group)) {
+    mode = (mode & ~mode_t{02070}) | ((mode & 07U) << 3U);
+  }
+  return files.ChangeMode(fd, mode);
+}
+
 }  // namespace
 
 std::string TemporaryPrefix(std::string_view name) {
@@ -100,10 +116,7 @@ Result<Temporary> MakeTemporary(const Target& target, const file::FileOps& files
     // locks never show leftovers as unlocked, so they need none.
     if (files.TryLock(opened) == -EAGAIN || IsUnlinked(opened)) continue;
     if (target.replaced) {
-      // The group first: changing it may clear set-id bits. Not being a member is no reason to
-      // fail.
-      (void)files.ChangeGroup(opened, target.replaced->group);
-      if (const int changed = files.ChangeMode(opened, target.replaced->mode); changed < 0) {
+      if (const int changed = TakeOverMode(opened, *target.replaced, files); changed < 0) {
         (void)files.Unlink(directory, made.name.c_str());
         return std::unexpected(StorageError("change the mode", target.path, -changed));
       }

@@ -13,6 +13,8 @@
 namespace fastpersist::file {
 namespace {
 
+constexpr int kMaxInterruptions = 100;
+
 template <class Call>
 int RetryInterrupted(Call call) {
   int result = 0;
@@ -49,7 +51,13 @@ int FileOps::ChangeGroup(int fd, gid_t group) const {
 }
 
 int FileOps::Preallocate(int fd, std::uint64_t size) const {
-  return RetryInterrupted([&] { return ::fallocate(fd, 0, 0, static_cast<off_t>(size)); });
+  // Some file systems undo everything when a signal comes, so a frequent timer could hold this for
+  // ever; without preallocation it can go on.
+  for (int i = 0; i < kMaxInterruptions; ++i) {
+    if (::fallocate(fd, 0, 0, static_cast<off_t>(size)) == 0) return 0;
+    if (errno != EINTR) return -errno;
+  }
+  return -EOPNOTSUPP;
 }
 
 int FileOps::SetDirect(int fd, bool direct) const {
