@@ -10,6 +10,7 @@
 
 #include "layout/pickle_opcodes.h"
 #include "storages.h"
+#include "tensor_access.h"
 
 namespace fastpersist::python {
 namespace {
@@ -19,20 +20,6 @@ using layout::PickleOpcodes;
 
 // Deeper nesting is left to CPython's pickler, which knows the interpreter's recursion limit.
 constexpr int kMaxDepth = 200;
-
-// Ends the attempt: the state holds something that only the real picklers can write.
-struct Unusual {
-  std::string what;
-};
-
-// Names of attributes and methods, made once per pickle.
-struct Names {
-  nb::str dtype{"dtype"}, layout{"layout"}, is_cpu{"is_cpu"}, is_nested{"is_nested"};
-  nb::str is_conj{"is_conj"}, is_neg{"is_neg"}, getstate{"__getstate__"}, dict{"__dict__"};
-  nb::str hooks{"_backward_hooks"}, untyped_storage{"untyped_storage"}, cdata{"_cdata"};
-  nb::str data_ptr{"data_ptr"}, nbytes{"nbytes"}, storage_offset{"storage_offset"}, size{"size"};
-  nb::str has_names{"has_names"}, stride{"stride"}, requires_grad{"requires_grad"}, data{"data"};
-};
 
 class StatePickler {
  public:
@@ -251,7 +238,7 @@ class StatePickler {
   }
 
   void SaveParameter(nb::handle parameter) {
-    RefusePythonState(parameter);
+    RefusePythonState(parameter, names_);
     SaveGlobal(types_.rebuild_parameter, "torch._utils", "_rebuild_parameter");
     SaveTensor(parameter.attr(names_.data));
     out_.Put();  // the tensor above is a temporary
@@ -269,7 +256,7 @@ class StatePickler {
     const nb::object dtype = tensor.attr(names_.dtype);
     PyObject* kind = PyDict_GetItem(types_.storage_kinds.ptr(), dtype.ptr());
     if (kind == nullptr) throw Unusual{"a tensor of an unusual type"};
-    RefuseUnusual(tensor);
+    RefuseUnusual(tensor, types_, names_);
     const auto item_size = nb::cast<std::uint64_t>(nb::handle(PyTuple_GET_ITEM(kind, 1)));
     const nb::object size = Call(tensor, names_.size);
     const nb::object stride = Call(tensor, names_.stride);
@@ -287,32 +274,6 @@ class StatePickler {
     out_.Tuple(6);
     out_.Put();
     out_.Reduce();
-  }
-
-  void RefuseUnusual(nb::handle tensor) {
-    if (!tensor.attr(names_.layout).is(types_.strided) || IsTrue(tensor, names_.is_nested)) {
-      throw Unusual{"a tensor that is not strided"};
-    }
-    if (!IsTrue(tensor, names_.is_cpu)) throw Unusual{"a tensor that is not in host memory"};
-    if (Call(tensor, names_.is_conj).ptr() == Py_True ||
-        Call(tensor, names_.is_neg).ptr() == Py_True) {
-      throw Unusual{"a lazy conjugate or negative view"};
-    }
-    // torch refuses named tensors, or does not know them any more.
-    if (nb::hasattr(tensor, names_.has_names) && Call(tensor, names_.has_names).ptr() == Py_True) {
-      throw Unusual{"a tensor with named dimensions"};
-    }
-    const nb::object hooks = tensor.attr(names_.hooks);
-    if (!hooks.is_none() && nb::len(hooks) > 0) throw Unusual{"a tensor with hooks"};
-    RefusePythonState(tensor);
-  }
-
-  void RefusePythonState(nb::handle tensor) {
-    const nb::object state = nb::hasattr(tensor, names_.getstate)
-                                 ? Call(tensor, names_.getstate)
-                                 : nb::object(tensor.attr(names_.dict));
-    const bool empty = state.is_none() || (PyDict_CheckExact(state.ptr()) && nb::len(state) == 0);
-    if (!empty) throw Unusual{"a tensor with Python attributes"};
   }
 
   Place PlaceTensor(nb::handle tensor, const nb::object& dtype, std::uint64_t item_size,
@@ -342,17 +303,6 @@ class StatePickler {
     return place;
   }
 
-  // Elements from the first to the last that the tensor refers to; 0 when it has none.
-  static std::uint64_t Span(nb::handle size, nb::handle stride) {
-    std::uint64_t span = 1;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(size.ptr()); ++i) {
-      const auto n = nb::cast<std::uint64_t>(nb::handle(PyTuple_GET_ITEM(size.ptr(), i)));
-      if (n == 0) return 0;
-      span += (n - 1) * nb::cast<std::uint64_t>(nb::handle(PyTuple_GET_ITEM(stride.ptr(), i)));
-    }
-    return span;
-  }
-
   void SavePersistentId(nb::handle storage_class, const Place& place, std::uint64_t item_size) {
     out_.Mark();
     Save(storage_word_, 0);
@@ -376,20 +326,9 @@ class StatePickler {
     out_.Put();
   }
 
-  static nb::object Call(nb::handle object, const nb::str& method) {
-    PyObject* arguments[] = {object.ptr()};
-    PyObject* result = PyObject_VectorcallMethod(method.ptr(), arguments, 1, nullptr);
-    if (result == nullptr) throw nb::python_error();
-    return nb::steal(result);
-  }
-
-  static bool IsTrue(nb::handle object, const nb::str& attribute) {
-    return object.attr(attribute).ptr() == Py_True;
-  }
-
   const TorchTypes& types_;
   Storages& storages_;
-  Names names_;
+  TensorNames names_;
   nb::object storage_word_;
   nb::object cpu_word_;
   nb::object ordered_dict_;

@@ -82,7 +82,9 @@ def test_the_library_needs_neither_python_nor_torch(prefix: Path) -> None:
     if not shutil.which("ldd"):
         pytest.skip("skipped: no ldd here")
     library = next(prefix.rglob("libfastpersist.so"))
-    assert not {word for word in ("libpython", "libtorch", "libc10") if word in run(["ldd", library])}
+    assert not {
+        word for word in ("libpython", "libtorch", "libc10") if word in run(["ldd", library])
+    }
 
 
 # --- The example ---
