@@ -24,7 +24,7 @@ enum class ErrorCode : std::uint8_t {
 
 /// One failure. A value type: copyable, no hidden state; safe to pass between threads.
 struct FASTPERSIST_EXPORT Error {
-  ErrorCode code = ErrorCode::kStorage;
+  ErrorCode code = ErrorCode::kStorage;  ///< What kind of failure.
   std::string operation;  ///< "open", "preallocate", "write", "fdatasync", "rename", ...
   std::string path;       ///< The file that the caller named; empty where there is none.
   std::optional<std::uint64_t> offset;  ///< Byte offset in the file, for reads and writes.

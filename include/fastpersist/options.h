@@ -23,7 +23,7 @@ enum class Engine : std::uint8_t { kAuto, kUring, kLibaio, kThreads, kBuffered }
 
 /// A plain value; aggregate-initialise the fields that matter.
 struct Options {
-  Engine engine = Engine::kAuto;
+  Engine engine = Engine::kAuto;  ///< kAuto, or where to start in the order of Engine.
   std::optional<std::uint64_t>
       block_bytes;  ///< Bytes per write; a multiple of 4096. Default 4 MiB.
   std::optional<std::uint32_t> queue_depth;    ///< Writes in flight, 1 to 256. Default 8.

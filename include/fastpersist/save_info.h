@@ -25,11 +25,11 @@ struct SaveSeconds {
 
 /// A plain value describing one finished save.
 struct SaveInfo {
-  std::string path;                  ///< As the caller gave it.
-  std::uint64_t bytes = 0;           ///< Size of the file.
-  std::uint64_t staged_bytes = 0;    ///< Bytes copied through staging memory.
-  std::uint64_t in_place_bytes = 0;  ///< Bytes written straight from tensor memory.
-  SaveSeconds seconds;
+  std::string path;                   ///< As the caller gave it.
+  std::uint64_t bytes = 0;            ///< Size of the file.
+  std::uint64_t staged_bytes = 0;     ///< Bytes copied through staging memory.
+  std::uint64_t in_place_bytes = 0;   ///< Bytes written straight from tensor memory.
+  SaveSeconds seconds;                ///< Where the time went.
   Engine engine = Engine::kBuffered;  ///< The engine that finished the file.
   std::string engine_reason;          ///< Why this engine, in a sentence.
   bool direct = false;                ///< True when the page cache was bypassed to the end.

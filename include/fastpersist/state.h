@@ -37,8 +37,8 @@ enum class DType : std::uint8_t {
 
 /// A view of host memory. Strides are in elements; empty means row-major contiguous.
 struct TensorView {
-  const void* data = nullptr;  ///< Address of the first element; may be null when empty.
-  DType dtype = DType::kFloat32;
+  const void* data = nullptr;         ///< Address of the first element; may be null when empty.
+  DType dtype = DType::kFloat32;      ///< Type of the elements.
   std::vector<std::int64_t> shape;    ///< Sizes; {} is a scalar. Negative sizes are refused.
   std::vector<std::int64_t> strides;  ///< In elements; must describe row-major contiguous memory.
 };
@@ -46,15 +46,17 @@ struct TensorView {
 /// An ordered map from name to view. Not thread-safe; cheap to move.
 class FASTPERSIST_EXPORT State {
  public:
+  /// A name and what it stands for.
   struct Entry {
-    std::string name;
-    TensorView view;
+    std::string name;  ///< UTF-8; unique in the state.
+    TensorView view;   ///< As given to Add.
   };
 
   /// Adds one tensor. kInvalidArgument for a name that is not UTF-8 or already there, or a shape or
   /// stride that is negative, overflows, or is not contiguous.
   [[nodiscard]] Result<void> Add(std::string_view name, TensorView view);
 
+  /// All entries in the order in which they were added; valid until the next Add.
   [[nodiscard]] const std::vector<Entry>& entries() const { return entries_; }
 
  private:
