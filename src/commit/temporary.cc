@@ -73,20 +73,11 @@ Error Explain(const Target& target, int system_errno) {
   return error;
 }
 
-bool HasGroup(int fd, gid_t group) {
-  struct stat info{};
-  return ::fstat(fd, &info) == 0 && info.st_gid == group;
-}
-
 // Gives the new file the group and mode of the one that it replaces; >= 0 or -errno. The group
-// first: changing it may clear set-id bits. Not being a member is no reason to fail, but then the
-// file's group, another one than before, gets no more than everybody has.
+// first: changing it may clear set-id bits. Not being a member is no reason to fail.
 int TakeOverMode(int fd, const Replaced& replaced, const file::FileOps& files) {
-  mode_t mode = replaced.mode;
-  if (files.ChangeGroup(fd, replaced.group) < 0 && !HasGroup(fd, replaced.group)) {
-    mode = (mode & ~mode_t{02070}) | ((mode & 07U) << 3U);
-  }
-  return files.ChangeMode(fd, mode);
+  (void)files.ChangeGroup(fd, replaced.group);
+  return files.ChangeMode(fd, replaced.mode);
 }
 
 }  // namespace

@@ -121,13 +121,28 @@ static void Record(const char* call, long result, long offset, long length, cons
   pthread_mutex_unlock(&mutex);
 }
 
+// Forks a child that sleeps until it is killed. Returns once the child's fork() has returned too,
+// so that its handlers (pthread_atfork) have run before anybody looks at what it has open.
+static int ForkSleeper(void) {
+  int ends[2];
+  if (pipe(ends) != 0) return -1;
+  const int child = fork();
+  if (child == 0) {
+    close(ends[0]);
+    close(ends[1]);  // tells the parent
+    for (;;) pause();
+  }
+  close(ends[1]);
+  char nothing;
+  while (child > 0 && read(ends[0], &nothing, 1) < 0 && errno == EINTR) continue;
+  close(ends[0]);
+  return child;
+}
+
 // True if the call must fail: errno is set.
 static int Fails(const struct Rule* rule) {
   if (strcmp(rule->action, "signal") == 0) kill(getpid(), (int)rule->value);
-  if (strcmp(rule->action, "fork") == 0) {
-    fastpersist_faults_child = fork();
-    while (fastpersist_faults_child == 0) pause();
-  }
+  if (strcmp(rule->action, "fork") == 0) fastpersist_faults_child = ForkSleeper();
   if (strcmp(rule->action, "errno") != 0) return 0;
   errno = (int)rule->value;
   return 1;
