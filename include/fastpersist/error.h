@@ -20,6 +20,10 @@ enum class ErrorCode : std::uint8_t {
                       ///< touched.
   kStorage,           ///< The operating system refused or failed an operation.
   kForked,            ///< The library was in use before fork(2); the child must not go on with it.
+  kCorrupt,           ///< What was read is damaged: a checksum differs, or the structure is broken.
+  kUnsupportedFile,   ///< A file of a kind that is recognised and not read here.
+  kNotFound,          ///< There is no such file, or no such tensor in it.
+  kMismatch,          ///< What the file holds does not fit where it should go; nothing was read.
 };
 
 /// One failure. A value type: copyable, no hidden state; safe to pass between threads.
@@ -29,8 +33,11 @@ struct FASTPERSIST_EXPORT Error {
   std::string path;       ///< The file that the caller named; empty where there is none.
   std::optional<std::uint64_t> offset;  ///< Byte offset in the file, for reads and writes.
   int system_errno = 0;                 ///< errno of the failed call; 0 where there is none.
-  std::string detail;                   ///< What happened, in a sentence without a final period.
-  std::string advice;                   ///< What to do about it, likewise; may be empty.
+  std::string entry;  ///< The tensor or record concerned; empty where there is none.
+  std::optional<std::uint32_t> expected_crc;  ///< kCorrupt: the CRC-32 in the file ...
+  std::optional<std::uint32_t> found_crc;     ///< ... and that of the bytes that were read.
+  std::string detail;  ///< What happened, in a sentence without a final period.
+  std::string advice;  ///< What to do about it, likewise; may be empty.
 
   /// "write failed on /x/model.pt at offset 4096: No space left on device; free 2 GiB and save
   /// again".

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "fastpersist/error.h"
+#include "fastpersist/file.h"
 #include "fastpersist/options.h"
 #include "fastpersist/save.h"
 #include "fastpersist/save_info.h"
