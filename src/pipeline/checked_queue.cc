@@ -49,14 +49,35 @@ Result<unsigned> CheckedQueue::AcquireSlot() {
 
 Result<void> CheckedQueue::Start(unsigned slot, std::uint64_t offset,
                                  std::span<const std::byte> padded, std::uint64_t length) {
+  assert(!reading());
+  // A request has one pointer for both directions; writes only read from it.
+  return Begin(slot, {.data = const_cast<std::byte*>(padded.data()),
+                      .offset = offset,
+                      .padded = padded.size(),
+                      .length = length});
+}
+
+Result<void> CheckedQueue::StartRead(unsigned slot, std::uint64_t offset,
+                                     std::span<std::byte> padded, std::uint64_t length) {
+  assert(reading());
+  return Begin(
+      slot, {.data = padded.data(), .offset = offset, .padded = padded.size(), .length = length});
+}
+
+Result<void> CheckedQueue::Begin(unsigned slot, const Transfer& transfer) {
   assert(!file_.limits.direct ||
-         (base::IsAligned(offset, file_.limits.offset_align) &&
-          base::IsAligned(padded.size(), file_.limits.offset_align) &&
-          base::IsAlignedAddress(padded.data(), file_.limits.memory_align)));
-  transfers_[slot] = {
-      .data = padded.data(), .offset = offset, .padded = padded.size(), .length = length};
+         (base::IsAligned(transfer.offset, file_.limits.offset_align) &&
+          base::IsAligned(transfer.padded, file_.limits.offset_align) &&
+          base::IsAlignedAddress(transfer.data, file_.limits.memory_align)));
+  transfers_[slot] = transfer;
   pending_.push_back(slot);
   SubmitPending();
+  if (error_) return std::unexpected(*error_);
+  return {};
+}
+
+Result<void> CheckedQueue::Await(unsigned slot) {
+  while (!transfers_[slot].done && !error_) ReapSome();
   if (error_) return std::unexpected(*error_);
   return {};
 }
@@ -72,12 +93,12 @@ void CheckedQueue::SubmitPending() {
   while (!pending_.empty() && !error_ && !leaving_direct_) {
     const unsigned slot = pending_.front();
     const Transfer& transfer = transfers_[slot];
-    // Without direct I/O there is no reason to write the padding.
+    // Without direct I/O there is no reason to move the padding.
     const std::uint64_t length = file_.limits.direct ? transfer.padded : transfer.length;
     engine::IoCompletion completed;
-    auto submitted = engine_->Submit({.kind = engine::IoRequest::Kind::kWrite,
+    auto submitted = engine_->Submit({.kind = file_.kind,
                                       .fd = file_.fd,
-                                      .data = const_cast<std::byte*>(transfer.data),
+                                      .data = transfer.data,
                                       .length = length,
                                       .offset = transfer.offset,
                                       .tag = slot},
@@ -119,39 +140,39 @@ void CheckedQueue::Judge(unsigned slot, std::int64_t result) {
   if (result > 0) {
     Progress(slot, static_cast<std::uint64_t>(result));
   } else if (result == 0) {
-    Fail(WriteError(transfer, EIO, "the kernel wrote 0 bytes"));
+    Fail(NothingMoved(transfer));
   } else if ((result == -EINTR || result == -EAGAIN) && transfer.attempts < kMaxRepeats) {
     if (result == -EAGAIN) std::this_thread::sleep_for(kPause);
     ++transfer.attempts;
     Again(slot);
   } else if (result == -EINVAL && file_.limits.direct) {
-    LeaveDirect(fmt::format("the file refused an aligned direct write at offset {} (EINVAL)",
-                            transfer.offset));
+    LeaveDirect(fmt::format("the file refused an aligned direct {} at offset {} (EINVAL)",
+                            reading() ? "read" : "write", transfer.offset));
     Again(slot);
   } else {
-    Fail(WriteError(transfer, static_cast<int>(-result), ""));
+    Fail(TransferError(transfer, static_cast<int>(-result), ""));
   }
 }
 
-void CheckedQueue::Progress(unsigned slot, std::uint64_t written) {
+void CheckedQueue::Progress(unsigned slot, std::uint64_t moved) {
   Transfer& transfer = transfers_[slot];
-  if (written >= transfer.length) {
-    free_.push_back(slot);
+  if (moved >= transfer.length) {
+    transfer.done = true;
+    if (!reading()) free_.push_back(slot);
     return;
   }
   if (file_.limits.direct) {
-    // The next direct write must begin on a block again; what it repeats is the same bytes.
-    written =
-        base::AlignDown(written, std::max(file_.limits.offset_align, file_.limits.memory_align));
+    // The next direct transfer must begin on a block again; what it repeats is the same bytes.
+    moved = base::AlignDown(moved, std::max(file_.limits.offset_align, file_.limits.memory_align));
   }
-  transfer.attempts = written == 0 ? transfer.attempts + 1 : 0;
-  transfer.data += written;
-  transfer.offset += written;
-  transfer.padded -= written;
-  transfer.length -= written;
+  transfer.attempts = moved == 0 ? transfer.attempts + 1 : 0;
+  transfer.data += moved;
+  transfer.offset += moved;
+  transfer.padded -= moved;
+  transfer.length -= moved;
   if (file_.limits.direct && transfer.attempts >= kMaxDirectRepeats) {
-    LeaveDirect(
-        fmt::format("direct writes at offset {} keep ending within a block", transfer.offset));
+    LeaveDirect(fmt::format("direct {} at offset {} keep ending within a block",
+                            reading() ? "reads" : "writes", transfer.offset));
   }
   Again(slot);
 }
@@ -170,7 +191,7 @@ void CheckedQueue::FinishLeavingDirect() {
           .path = file_.path,
           .system_errno = -result,
           .detail = left_direct_,
-          .advice = "save with direct=False"});
+          .advice = reading() ? "read with direct=False" : "save with direct=False"});
     return;
   }
   file_.limits = {.memory_align = 1, .offset_align = 1, .direct = false};
@@ -181,14 +202,22 @@ void CheckedQueue::Fail(Error error) {
   if (!error_) error_ = std::move(error);
 }
 
-Error CheckedQueue::WriteError(const Transfer& transfer, int system_errno,
-                               std::string detail) const {
-  return {.operation = "write",
+Error CheckedQueue::TransferError(const Transfer& transfer, int system_errno,
+                                  std::string detail) const {
+  return {.operation = reading() ? "read" : "write",
           .path = file_.path,
           .offset = transfer.offset,
           .system_errno = system_errno,
           .detail = std::move(detail),
-          .advice = base::AdviceFor(system_errno)};
+          .advice = reading() ? "" : base::AdviceFor(system_errno)};
+}
+
+Error CheckedQueue::NothingMoved(const Transfer& transfer) const {
+  if (!reading()) return TransferError(transfer, EIO, "the kernel wrote 0 bytes");
+  Error error = TransferError(transfer, 0, "the file ends here; it was longer when it was opened");
+  error.code = ErrorCode::kCorrupt;
+  error.advice = "do not change a checkpoint while it is read";
+  return error;
 }
 
 }  // namespace fastpersist::pipeline

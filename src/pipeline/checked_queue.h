@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// CheckedQueue is the one place where completions are judged. It keeps several writes in flight on
-// an engine and carries every one of them through to its last byte, or reports why it could not:
+// CheckedQueue is the one place where completions are judged. It keeps several transfers, all of
+// them writes or all reads, in flight on an engine and carries every one of them through to its
+// last byte, or reports why it could not:
 //
-//   short count      the rest is written; a direct write that ended off a block repeats that block
+//   short count      the rest is moved; a direct one that ended off a block repeats that block
 //   EINTR, EAGAIN    tried again
-//   0 bytes          an error, never a spin
-//   EINVAL           on a direct write, whose alignment is right: the file does not take direct I/O
-//                    after all; what is in flight is drained and the file goes on buffered
+//   0 bytes          an error, never a spin; of a read: the file is shorter than it was
+//   EINVAL           on a direct transfer, whose alignment is right: the file does not take direct
+//                    I/O after all; what is in flight is drained and the file goes on buffered
 //   anything else    the first error is kept; nothing new is started; what is in flight is drained
 //
 // Used by one thread. Allocates nothing after construction.
@@ -34,11 +35,12 @@ struct QueueFile {
   plan::DeviceLimits limits;
   /// Turns direct I/O off; >= 0 or -errno.
   std::function<int()> leave_direct;
+  engine::IoRequest::Kind kind = engine::IoRequest::Kind::kWrite;
 };
 
 class CheckedQueue {
  public:
-  /// slots: how many writes may be pending or in flight, at least 1. The engine and file must
+  /// slots: how many transfers may be pending or in flight, at least 1. The engine and file must
   /// outlive the queue.
   CheckedQueue(std::unique_ptr<engine::IoEngine>& engine, QueueFile file, unsigned slots);
   CheckedQueue(const CheckedQueue&) = delete;
@@ -48,13 +50,20 @@ class CheckedQueue {
   /// Drains what is in flight, so that the memory may be reused. Errors were reported before.
   ~CheckedQueue();
 
-  /// Returns a slot whose memory may be filled; waits for one. An error ends the save.
+  /// Writing: returns a slot whose memory may be filled; waits for one. An error ends the save.
   [[nodiscard]] Result<unsigned> AcquireSlot();
   /// Starts the write of data at the given offset: padded.size() bytes, of which length matter. The
   /// memory must stay unchanged until the slot is acquired again or Drain returned.
   [[nodiscard]] Result<void> Start(unsigned slot, std::uint64_t offset,
                                    std::span<const std::byte> padded, std::uint64_t length);
-  /// Waits until every started write is complete.
+  /// Reading: starts to fill padded from the given offset; the first length bytes matter, and what
+  /// the file has beyond them may arrive too. The caller chooses the slot: one that was never used,
+  /// or whose last read it has awaited.
+  [[nodiscard]] Result<void> StartRead(unsigned slot, std::uint64_t offset,
+                                       std::span<std::byte> padded, std::uint64_t length);
+  /// Reading: waits until the bytes of this slot's read are there.
+  [[nodiscard]] Result<void> Await(unsigned slot);
+  /// Waits until everything that was started is complete.
   [[nodiscard]] Result<void> Drain();
 
   /// True when the error came from the engine itself, not from the file: another engine may do.
@@ -66,23 +75,27 @@ class CheckedQueue {
 
  private:
   struct Transfer {
-    const std::byte* data = nullptr;
+    std::byte* data = nullptr;
     std::uint64_t offset = 0;
     std::uint64_t padded = 0;  // bytes left, with the padding
     std::uint64_t length = 0;  // bytes left that matter
     unsigned attempts = 0;     // without progress
+    bool done = false;
   };
 
+  [[nodiscard]] bool reading() const { return file_.kind == engine::IoRequest::Kind::kRead; }
+  Result<void> Begin(unsigned slot, const Transfer& transfer);
   void SubmitPending();
   void ReapSome();
   void Judge(unsigned slot, std::int64_t result);
-  void Progress(unsigned slot, std::uint64_t written);
+  void Progress(unsigned slot, std::uint64_t moved);
   void Again(unsigned slot);
   void LeaveDirect(std::string reason);
   void FinishLeavingDirect();
   void Fail(Error error);
-  [[nodiscard]] Error WriteError(const Transfer& transfer, int system_errno,
-                                 std::string detail) const;
+  [[nodiscard]] Error TransferError(const Transfer& transfer, int system_errno,
+                                    std::string detail) const;
+  [[nodiscard]] Error NothingMoved(const Transfer& transfer) const;
 
   std::unique_ptr<engine::IoEngine>& engine_;
   QueueFile file_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "base/crc32.h"
 
@@ -18,19 +19,38 @@ void Filler::Fill(std::span<std::byte> out) {
     const Extent& extent = stream_.extents()[extent_];
     const std::uint64_t at = offset_ - extent.offset;
     const std::size_t length = std::min<std::uint64_t>(out.size(), extent.length - at);
-    const std::byte* source = extent.kind == Extent::Kind::kLate ? Rendered(extent) : extent.bytes;
-    if (extent.body_of == layout::kNoRecord) {
-      std::copy_n(source + at, length, out.begin());
+    if (extent.kind == Extent::Kind::kPulled) {
+      Pull(extent, at, out.first(length));
     } else {
-      RecordDigest& digest = digests_[extent.body_of];
-      const std::span<const std::byte> bytes(source + at, length);
-      digest.crc = base::CopyAndCrc32(out.first(length), bytes, digest.crc);
-      // From the copy: what the digest says must be about the bytes that are written.
-      NoteBody(extent, at, out.first(length));
+      Copy(extent, at, out.first(length));
     }
     out = out.subspan(length);
     AdvanceTo(offset_ + length);
   }
+}
+
+void Filler::Copy(const Extent& extent, std::uint64_t at, std::span<std::byte> out) {
+  const std::byte* source = extent.kind == Extent::Kind::kLate ? Rendered(extent) : extent.bytes;
+  if (extent.body_of == layout::kNoRecord) {
+    std::copy_n(source + at, out.size(), out.begin());
+    return;
+  }
+  RecordDigest& digest = digests_[extent.body_of];
+  digest.crc = base::CopyAndCrc32(out, {source + at, out.size()}, digest.crc);
+  // From the copy: what the digest says must be about the bytes that are written.
+  NoteBody(extent, at, out);
+}
+
+void Filler::Pull(const Extent& extent, std::uint64_t at, std::span<std::byte> out) {
+  if (error_) return;
+  if (auto pulled = stream_.pulled()->Pull(extent.pull_id, at, out); !pulled) {
+    error_ = std::move(pulled.error());
+    return;
+  }
+  if (extent.body_of == layout::kNoRecord) return;
+  RecordDigest& digest = digests_[extent.body_of];
+  digest.crc = base::Crc32(out, digest.crc);
+  NoteBody(extent, at, out);
 }
 
 void Filler::PassOver(std::uint64_t length) {

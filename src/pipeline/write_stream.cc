@@ -56,6 +56,12 @@ WriteOutcome WriteStream(const layout::Stream& stream, const plan::WritePlan& pl
       outcome.write_seconds += watch.Lap();
       const auto bytes = Prepare(write, staging.subspan(*slot * block_bytes, block_bytes), filler);
       outcome.fill_seconds += watch.Lap();
+      if (filler.error()) {
+        outcome.pull_failed = true;
+        // The error to report is the source's, whatever becomes of what is in flight.
+        (void)queue.Drain();
+        return std::unexpected(*filler.error());
+      }
       if (auto started = queue.Start(*slot, write.offset, bytes, write.length); !started) {
         return started;
       }
@@ -64,7 +70,7 @@ WriteOutcome WriteStream(const layout::Stream& stream, const plan::WritePlan& pl
   };
   if (auto done = run(); !done) outcome.error = std::move(done.error());
   outcome.write_seconds += watch.Lap();
-  outcome.engine_failed = queue.engine_failed();
+  outcome.engine_failed = queue.engine_failed() && !outcome.pull_failed;
   outcome.writes_lost = queue.writes_lost();
   outcome.left_direct = queue.left_direct();
   return outcome;

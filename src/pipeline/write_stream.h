@@ -21,6 +21,7 @@ struct WriteOutcome {
   std::optional<Error> error;  ///< None: every byte was accepted by the kernel.
   bool engine_failed = false;  ///< The error is the engine's; another one may succeed.
   bool writes_lost = false;    ///< The failed engine may still carry out writes.
+  bool pull_failed = false;    ///< The error is that of a pull: the source's, not the file's.
   std::string left_direct;     ///< Why direct I/O was left on the way; empty if it was not.
   double fill_seconds = 0;
   double write_seconds = 0;  ///< Submitting and waiting.

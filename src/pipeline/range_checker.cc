@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pipeline/range_checker.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/crc32.h"
+
+namespace fastpersist::pipeline {
+namespace {
+
+// Short enough that what the checksum has read is still in the cache when it is copied.
+constexpr std::size_t kChunk = std::size_t{128} << 10;
+
+}  // namespace
+
+void RangeChecker::Restart() { *this = RangeChecker(*plan_); }
+
+bool RangeChecker::Accept(std::uint64_t offset, std::span<const std::byte> bytes) {
+  const std::uint64_t end = offset + bytes.size();
+  while (range_ < plan_->ranges.size()) {
+    const CheckedRange& range = plan_->ranges[range_];
+    if (range.range.begin >= end) break;
+    const std::uint64_t from = std::max(offset, range.range.begin);
+    const std::uint64_t to = std::min(end, range.range.end);
+    const auto piece = bytes.subspan(from - offset, to - from);
+    const bool last = to == range.range.end;
+    if (range.kind == CheckedRange::Kind::kBody) {
+      Body(range, from, piece);
+      if (last) FinishBody(range);
+    } else {
+      Frame(range, piece, last);
+    }
+    if (!last) break;
+    ++range_;
+    if (gave_up_ || damages_.size() >= plan_->most_damages) return false;
+  }
+  accepted_ += bytes.size();
+  if (plan_->advance) plan_->advance(accepted_);
+  return range_ < plan_->ranges.size();
+}
+
+void RangeChecker::Body(const CheckedRange& range, std::uint64_t offset,
+                        std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto chunk = bytes.first(std::min(bytes.size(), kChunk));
+    while (delivery_ < plan_->deliveries.size() &&
+           plan_->deliveries[delivery_].range.end <= offset) {
+      ++delivery_;
+    }
+    // Mostly one tensor takes the whole chunk: then copying and checksum are one pass.
+    const plan::Delivery* only =
+        delivery_ < plan_->deliveries.size() ? &plan_->deliveries[delivery_] : nullptr;
+    const std::uint64_t end = offset + chunk.size();
+    const bool fits = only != nullptr && only->range.begin <= offset && end <= only->range.end &&
+                      (delivery_ + 1 == plan_->deliveries.size() ||
+                       plan_->deliveries[delivery_ + 1].range.begin >= end);
+    std::byte* target = fits ? only->memory + (offset - only->range.begin) : nullptr;
+    if (fits && target != chunk.data() && range.crc) {
+      crc_ = base::CopyAndCrc32({target, chunk.size()}, chunk, crc_);
+    } else {
+      if (range.crc) crc_ = base::Crc32(chunk, crc_);
+      CopyOut(offset, chunk);
+    }
+    offset += chunk.size();
+    bytes = bytes.subspan(chunk.size());
+  }
+}
+
+// To every delivery that has a part in these bytes and does not lie there already.
+void RangeChecker::CopyOut(std::uint64_t offset, std::span<const std::byte> bytes) {
+  const std::uint64_t end = offset + bytes.size();
+  for (std::size_t i = delivery_; i < plan_->deliveries.size(); ++i) {
+    const plan::Delivery& delivery = plan_->deliveries[i];
+    if (delivery.range.begin >= end) break;
+    const std::uint64_t from = std::max(offset, delivery.range.begin);
+    const std::uint64_t to = std::min(end, delivery.range.end);
+    if (from >= to) continue;
+    std::byte* target = delivery.memory + (from - delivery.range.begin);
+    const std::byte* source = bytes.data() + (from - offset);
+    if (target != source) std::memcpy(target, source, to - from);
+  }
+}
+
+void RangeChecker::FinishBody(const CheckedRange& range) {
+  if (!range.crc) {
+    ++uncompared_;
+  } else {
+    ++compared_;
+    if (crc_ != *range.crc) damages_.push_back(plan_->differs(range, crc_));
+  }
+  crc_ = 0;
+}
+
+void RangeChecker::Frame(const CheckedRange& range, std::span<const std::byte> bytes, bool last) {
+  if (!plan_->show) return;
+  if (!last || !partial_.empty()) {
+    partial_.insert(partial_.end(), bytes.begin(), bytes.end());
+    bytes = partial_;
+  }
+  if (!last) return;
+  Checked checked = plan_->show(range, bytes);
+  partial_.clear();
+  gave_up_ = gave_up_ || checked.give_up;
+  if (checked.damage) damages_.push_back(*std::move(checked.damage));
+}
+
+}  // namespace fastpersist::pipeline

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/read_plan.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "base/align.h"
+
+namespace fastpersist::plan {
+namespace {
+
+using base::AlignDown;
+using base::AlignUp;
+
+constexpr std::uint32_t kPage = 4096;
+
+class ReadPlanner {
+ public:
+  explicit ReadPlanner(const ReadPlanOptions& options)
+      : options_(options),
+        page_(options.limits.direct ? std::max(options.limits.offset_align, kPage) : 1) {}
+
+  /// A run of wanted bytes without a gap worth skipping.
+  void Run(Range run, std::span<const Delivery> deliveries) {
+    std::uint64_t planned = AlignDown(run.begin, options_.limits.offset_align);
+    for (const Delivery& delivery : deliveries) {
+      const Range body = InPlaceBody(delivery, planned);
+      if (body.begin >= body.end) continue;
+      Stage({.begin = planned, .end = body.begin});
+      const std::byte* start = delivery.memory;
+      InPlace(body, std::min(body.end, delivery.range.end),
+              const_cast<std::byte*>(start) + (body.begin - delivery.range.begin));
+      planned = body.end;
+    }
+    Stage({.begin = planned, .end = run.end});
+  }
+
+  [[nodiscard]] ReadPlan Finish() && { return std::move(plan_); }
+
+ private:
+  // The part of a delivery, from planned on, that may be read where it belongs; empty if none.
+  [[nodiscard]] Range InPlaceBody(const Delivery& delivery, std::uint64_t planned) const {
+    // Roomy memory takes whole blocks at its end. At its beginning the address decides.
+    const std::uint64_t tail = delivery.roomy ? options_.limits.offset_align : page_;
+    const Range body{
+        .begin = AlignUp(std::max(delivery.range.begin, planned), page_),
+        .end = delivery.roomy ? AlignUp(delivery.range.end, tail)
+                              : AlignDown(delivery.range.end, tail),
+    };
+    const bool usable =
+        body.begin < body.end && body.end - body.begin >= options_.min_in_place_bytes &&
+        base::IsAlignedAddress(delivery.memory + (body.begin - delivery.range.begin),
+                               options_.limits.memory_align);
+    return usable ? body : Range{};
+  }
+
+  void Stage(Range range) {
+    while (range.begin < range.end) {
+      const std::uint64_t length = std::min(options_.block_bytes, range.end - range.begin);
+      plan_.reads.push_back({.offset = range.begin,
+                             .length = length,
+                             .padded_length = AlignUp(length, options_.limits.offset_align)});
+      plan_.staged_bytes += length;
+      range.begin += length;
+    }
+  }
+
+  void InPlace(Range range, std::uint64_t wanted_end, std::byte* memory) {
+    while (range.begin < range.end) {
+      const std::uint64_t padded = std::min(options_.block_bytes, range.end - range.begin);
+      const std::uint64_t length = std::min(padded, wanted_end - range.begin);
+      plan_.reads.push_back(
+          {.offset = range.begin, .length = length, .padded_length = padded, .in_place = memory});
+      plan_.in_place_bytes += length;
+      range.begin += padded;
+      memory += padded;
+    }
+  }
+
+  const ReadPlanOptions& options_;
+  std::uint64_t page_;
+  ReadPlan plan_;
+};
+
+}  // namespace
+
+ReadPlan PlanReads(std::span<const Range> wanted, std::span<const Delivery> deliveries,
+                   const ReadPlanOptions& options) {
+  assert(base::IsAligned(options.block_bytes, options.limits.offset_align));
+  assert(base::IsAligned(options.block_bytes, options.limits.memory_align));
+  assert(options.coalesce_bytes >= options.limits.offset_align);
+  ReadPlanner planner(options);
+  std::size_t next_delivery = 0;
+  for (std::size_t i = 0; i < wanted.size();) {
+    Range run = wanted[i++];
+    while (i < wanted.size() && wanted[i].begin - run.end <= options.coalesce_bytes) {
+      run.end = wanted[i++].end;
+    }
+    const std::size_t first = next_delivery;
+    while (next_delivery < deliveries.size() && deliveries[next_delivery].range.begin < run.end) {
+      ++next_delivery;
+    }
+    planner.Run(run, deliveries.subspan(first, next_delivery - first));
+  }
+  return std::move(planner).Finish();
+}
+
+}  // namespace fastpersist::plan
