@@ -13,6 +13,7 @@
 
 #include "base/align.h"
 #include "base/fork_guard.h"
+#include "checkpoint/buffer_sizes.h"
 #include "checkpoint/staging_lease.h"
 #include "commit/publish.h"
 #include "commit/target.h"
@@ -22,15 +23,6 @@
 namespace fastpersist::checkpoint {
 namespace {
 
-// Large enough to fill a device; neither larger blocks nor deeper queues were seen to gain
-// anything.
-constexpr std::uint64_t kDefaultBlock = std::uint64_t{4} << 20;
-constexpr std::uint32_t kDefaultDepth = 8;
-constexpr std::uint64_t kDefaultStaging = std::uint64_t{64} << 20;
-// Below this, registering buffers costs more than it saves.
-constexpr std::uint64_t kMinRegistered = std::uint64_t{16} << 20;
-// Aligned tensor memory of at least this size is written from where it lies.
-constexpr std::uint64_t kMinInPlace = std::uint64_t{1} << 20;
 constexpr plan::DeviceLimits kBuffered{.memory_align = 1, .offset_align = 1, .direct = false};
 
 using Refused = std::vector<std::pair<Engine, std::string>>;
@@ -49,32 +41,6 @@ bool MayPass(const Error& error, const Options& options) {
   return error.code == ErrorCode::kStorage &&
          (error.system_errno == EIO || error.system_errno == ENOSPC ||
           error.system_errno == EDQUOT);
-}
-
-// How staging memory is cut: whole buffers of one block each. Blocks are multiples of the alignment
-// but need not be powers of two.
-struct Sizes {
-  std::uint64_t align = 0;
-  std::uint64_t block = 0;
-  std::uint64_t staging = 0;
-
-  // Fewer buffers, then shorter ones, when less memory than that is to be had.
-  void FitInto(std::uint64_t available) {
-    block = std::min(block, base::AlignDown(available, align));
-    staging = std::min(staging, available) / block * block;
-  }
-};
-
-Sizes ChooseSizes(const Options& options, const plan::DeviceLimits& limits, std::uint64_t bytes) {
-  Sizes sizes;
-  sizes.align = std::max({limits.offset_align, limits.memory_align, 4096U});
-  const std::uint64_t all = base::AlignUp(std::max<std::uint64_t>(bytes, 1), sizes.align);
-  sizes.block =
-      std::min(base::AlignUp(options.block_bytes.value_or(kDefaultBlock), sizes.align), all);
-  const std::uint64_t blocks = (all + sizes.block - 1) / sizes.block;
-  sizes.staging = blocks * sizes.block;
-  sizes.FitInto(std::max(sizes.align, options.staging_bytes.value_or(kDefaultStaging)));
-  return sizes;
 }
 
 // One attempt to write and publish the file.
@@ -102,6 +68,8 @@ class Attempt {
 
   /// The engine that failed as such, if one did.
   [[nodiscard]] std::optional<Engine> failed_engine() const { return failed_engine_; }
+  /// True when the error is of where bytes were pulled from; another attempt would meet it again.
+  [[nodiscard]] bool pull_failed() const { return pull_failed_; }
 
  private:
   plan::DeviceLimits Limits(const commit::Publication& publication) {
@@ -121,7 +89,7 @@ class Attempt {
 
   Result<void> Write(commit::Publication& publication, const plan::DeviceLimits& limits,
                      const Refused& refused) {
-    Sizes sizes = ChooseSizes(options_, limits, stream_.size());
+    BufferSizes sizes = ChooseSizes(options_, limits, stream_.size());
     auto lease = StagingLease::Take(sizes.staging, sizes.align);
     if (!lease) {
       lease.error().path = target_.path;
@@ -156,7 +124,8 @@ class Attempt {
     const bool may_repeat = options_.atomic && !target_.special;
     if (outcome.engine_failed && (may_repeat || !outcome.writes_lost)) failed_engine_ = chosen;
     if (outcome.error) {
-      outcome.error->path = target_.path;
+      pull_failed_ = outcome.pull_failed;
+      if (!pull_failed_) outcome.error->path = target_.path;
       return std::unexpected(*std::move(outcome.error));
     }
     Describe(choice, lease->pool(), limits, outcome.left_direct);
@@ -202,6 +171,7 @@ class Attempt {
   Clock::time_point start_ = Clock::now();
   bool staged_only_ = false;
   bool fell_back_ = false;
+  bool pull_failed_ = false;
   std::optional<Engine> failed_engine_;
 };
 
@@ -230,7 +200,7 @@ Result<SaveInfo> SaveStream(const layout::Stream& stream, const std::string& pat
       refused.emplace_back(*failed, done.error().Message());
     } else if (done.error().system_errno == EFAULT && info.in_place_bytes > 0 && !staged_only) {
       staged_only = true;  // memory that a device cannot read (mapped device memory, say)
-    } else if (retries > 0 && MayPass(done.error(), options)) {
+    } else if (retries > 0 && !attempt.pull_failed() && MayPass(done.error(), options)) {
       --retries;
     } else {
       return std::unexpected(std::move(done.error()));

@@ -9,20 +9,13 @@
 
 #include <string>
 
-#include "engine/choose.h"
+#include "checkpoint/environment.h"
 #include "fastpersist/error.h"
 #include "fastpersist/options.h"
 #include "fastpersist/save_info.h"
-#include "file/file_ops.h"
 #include "layout/stream.h"
 
 namespace fastpersist::checkpoint {
-
-/// What a save uses of the world; tests put faults and recorders here.
-struct Environment {
-  const file::FileOps* files = &file::RealFileOps();
-  engine::EngineFactory make_engine = engine::MakeEngine;
-};
 
 /// Thread-safe. Errors: kInvalidArgument, kStorage, kForked.
 [[nodiscard]] Result<SaveInfo> SaveStream(const layout::Stream& stream, const std::string& path,

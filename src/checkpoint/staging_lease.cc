@@ -47,6 +47,8 @@ Result<StagingLease> StagingLease::Take(std::uint64_t bytes, std::uint64_t least
   }
 }
 
+void StagingLease::Abandon() && { (void)new memory::StagingPool(std::move(pool_)); }
+
 StagingLease::~StagingLease() {
   if (pool_.memory().empty()) return;
   Kept& kept = TheKept();

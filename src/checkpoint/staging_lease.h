@@ -23,6 +23,9 @@ class StagingLease {
   ~StagingLease();
 
   [[nodiscard]] const memory::StagingPool& pool() const { return pool_; }
+  /// Never frees the memory and never gives it to anybody: a read that was lost may still land in
+  /// it.
+  void Abandon() &&;
 
  private:
   explicit StagingLease(memory::StagingPool pool) : pool_(std::move(pool)) {}

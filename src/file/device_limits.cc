@@ -44,18 +44,35 @@ bool NoFileMayGrow() {
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur == 0;
 }
 
-bool WriteWorks(int fd, std::uint32_t alignment) {
+using Move = ssize_t (*)(int fd, void* block, std::size_t length);
+
+ssize_t WriteBlock(int fd, void* block, std::size_t length) {
+  return ::pwrite(fd, block, length, 0);
+}
+
+ssize_t ReadBlock(int fd, void* block, std::size_t length) { return ::pread(fd, block, length, 0); }
+
+bool Works(int fd, std::uint32_t alignment, Move move) {
   const std::unique_ptr<void, decltype(&std::free)> block(std::aligned_alloc(alignment, alignment),
                                                           &std::free);
   if (block == nullptr) return false;
   std::fill_n(static_cast<std::byte*>(block.get()), alignment, std::byte{0});
-  ssize_t written = 0;
+  ssize_t moved = 0;
   do {
-    written = ::pwrite(fd, block.get(), alignment, 0);
-  } while (written < 0 && errno == EINTR);
-  // Errors other than EINVAL (a full disk) say nothing about alignment; the real writes report
+    moved = move(fd, block.get(), alignment);
+  } while (moved < 0 && errno == EINTR);
+  // Errors other than EINVAL (a full disk) say nothing about alignment; the real transfers report
   // them.
-  return written >= 0 || errno != EINVAL;
+  return moved >= 0 || errno != EINVAL;
+}
+
+plan::DeviceLimits Try(int fd, Move move) {
+  for (const std::uint32_t alignment : kTried) {
+    if (Works(fd, alignment, move)) {
+      return {.memory_align = alignment, .offset_align = alignment, .direct = true};
+    }
+  }
+  return kBuffered;
 }
 
 }  // namespace
@@ -64,12 +81,12 @@ plan::DeviceLimits ProbeLimits(int fd) {
   plan::DeviceLimits limits;
   if (AskKernel(fd, limits)) return limits;
   if (NoFileMayGrow()) return kBuffered;
-  for (const std::uint32_t alignment : kTried) {
-    if (WriteWorks(fd, alignment)) {
-      return {.memory_align = alignment, .offset_align = alignment, .direct = true};
-    }
-  }
-  return kBuffered;
+  return Try(fd, WriteBlock);
+}
+
+plan::DeviceLimits ProbeReadLimits(int fd) {
+  plan::DeviceLimits limits;
+  return AskKernel(fd, limits) ? limits : Try(fd, ReadBlock);
 }
 
 }  // namespace fastpersist::file

@@ -12,4 +12,8 @@ namespace fastpersist::file {
 /// overwritten. Returns limits with direct = false when the file takes no direct I/O at all.
 [[nodiscard]] plan::DeviceLimits ProbeLimits(int fd);
 
+/// The same for a file that is read only: where the kernel does not say, reads are tried.
+/// Precondition: O_DIRECT is set on fd.
+[[nodiscard]] plan::DeviceLimits ProbeReadLimits(int fd);
+
 }  // namespace fastpersist::file

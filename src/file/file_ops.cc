@@ -97,6 +97,8 @@ int FileOps::Unlink(int directory, const char* name) const {
 
 plan::DeviceLimits FileOps::Limits(int fd) const { return ProbeLimits(fd); }
 
+plan::DeviceLimits FileOps::ReadLimits(int fd) const { return ProbeReadLimits(fd); }
+
 const FileOps& RealFileOps() {
   static const FileOps ops;
   return ops;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file-system calls of a save, one virtual function each, so that tests can fail, record and
-// replay them (testing/faulty_files.h). The real ones retry EINTR and do nothing else.
+// The file-system calls of saving and reading, one virtual function each, so that tests can fail,
+// record and replay them (testing/faulty_files.h). The real ones retry EINTR and do nothing else.
 //
 // Every call returns >= 0 on success and -errno on failure. Thread-safe.
 #pragma once
@@ -41,6 +41,8 @@ class FileOps {
   virtual int Unlink(int directory, const char* name) const;
   /// Alignment of direct I/O on this file; see ProbeLimits.
   virtual plan::DeviceLimits Limits(int fd) const;
+  /// The same for a file that is only read; see ProbeReadLimits.
+  virtual plan::DeviceLimits ReadLimits(int fd) const;
 };
 
 /// The one real implementation; stateless.

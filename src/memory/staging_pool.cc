@@ -9,29 +9,10 @@
 #include <utility>
 
 #include "base/align.h"
+#include "memory/map_aligned.h"
 
 namespace fastpersist::memory {
 namespace {
-
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
-// The strictest alignment of memory that a device is probed for (file/device_limits.cc).
-constexpr std::size_t kStrictestDevice = std::size_t{64} << 10;
-
-// mmap gives page alignment; over-allocate and trim to reach huge-page alignment.
-std::byte* MapAligned(std::size_t size, std::size_t alignment) {
-  const std::size_t mapped = size + alignment - kPage;
-  void* raw = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (raw == MAP_FAILED) return nullptr;
-  auto* start = static_cast<std::byte*>(raw);
-  const auto address = reinterpret_cast<std::uintptr_t>(start);
-  const std::size_t head = base::AlignUp(address, alignment) - address;
-  if (head > 0) ::munmap(start, head);
-  if (const std::size_t tail = mapped - head - size; tail > 0) {
-    ::munmap(start + head + size, tail);
-  }
-  return start + head;
-}
 
 void TouchEveryPage(std::byte* base, std::size_t size) {
   for (std::size_t i = 0; i < size; i += kPage) {

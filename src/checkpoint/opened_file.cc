@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/opened_file.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/fork_guard.h"
+#include "checkpoint/read_ranges.h"
+#include "checkpoint/stored_checks.h"
+
+namespace fastpersist::checkpoint {
+namespace {
+
+constexpr std::size_t kMostDamages = 1000;
+
+}  // namespace
+
+Result<std::shared_ptr<OpenedFile>> OpenedFile::Open(const std::string& path,
+                                                     const Environment& environment) {
+  if (auto alive = base::CheckNotForked(); !alive) return std::unexpected(alive.error());
+  auto file = file::InputFile::Open(path, *environment.files);
+  if (!file) return std::unexpected(file.error());
+  auto contents = layout::ReadContents(*file);
+  if (!contents) return std::unexpected(contents.error());
+  return std::shared_ptr<OpenedFile>(
+      new OpenedFile(*std::move(file), *std::move(contents), environment));
+}
+
+std::shared_ptr<const layout::Contents> OpenedFile::contents() const {
+  const std::scoped_lock lock(mutex_);
+  return contents_;
+}
+
+Result<void> OpenedFile::LocateBodies() {
+  auto located = std::make_shared<layout::Contents>(*contents());
+  if (auto done = layout::LocateBodies(file_, located->archive); !done) return done;
+  layout::AdoptBodyOffsets(*located);
+  const std::scoped_lock lock(mutex_);
+  contents_ = std::move(located);
+  return {};
+}
+
+Result<ReadInfo> OpenedFile::Run(const MakeWork& make_work, const Options& options,
+                                 Verification& found) {
+  for (bool located = false;; located = true) {
+    const auto now = contents();
+    const Work work = make_work(*now);
+    pipeline::RangeChecker checker(work.checks);
+    auto info = ReadRanges(file_, WantedRanges(work.checks), work.deliveries, checker, options,
+                           environment_);
+    if (!info) return info;
+    if (!checker.gave_up() || located) {
+      found.damages = checker.damages();
+      found.checked_records = checker.compared();
+      found.unchecked_records = checker.uncompared();
+      return info;
+    }
+    if (auto done = LocateBodies(); !done) return std::unexpected(done.error());
+  }
+}
+
+Result<ReadInfo> OpenedFile::ReadStorages(std::span<const std::uint32_t> storages,
+                                          const Deliver& deliver, const Options& options) {
+  Verification found;
+  auto info = Run(
+      [&](const layout::Contents& contents) {
+        return Work{.checks = ChecksFor(contents, storages, path()),
+                    .deliveries = deliver(contents)};
+      },
+      options, found);
+  if (info && !found.damages.empty()) return std::unexpected(found.damages.front());
+  return info;
+}
+
+Result<ReadInfo> OpenedFile::ReadUnchecked(std::vector<plan::Delivery> deliveries,
+                                           const Options& options) {
+  Verification found;
+  return Run(
+      [&](const layout::Contents& /*contents*/) {
+        Work work{.deliveries = deliveries};
+        for (const plan::Delivery& delivery : deliveries) {
+          auto& ranges = work.checks.ranges;
+          // Overlapping deliveries are read once.
+          if (!ranges.empty() && delivery.range.begin < ranges.back().range.end) {
+            ranges.back().range.end = std::max(ranges.back().range.end, delivery.range.end);
+          } else {
+            ranges.push_back({.range = delivery.range});
+          }
+        }
+        return work;
+      },
+      options, found);
+}
+
+Result<memory::Arena> OpenedFile::ReadAll(const Options& options, ReadInfo& info,
+                                          const Progress& progress) {
+  auto arena = memory::Arena::Create(size());
+  if (!arena) {
+    arena.error().path = path();
+    return arena;
+  }
+  Verification found;
+  auto done = Run(
+      [&](const layout::Contents& contents) {
+        Work work{.checks = ChecksForAll(contents, path())};
+        work.deliveries.push_back({.range = {.begin = 0, .end = size()},
+                                   .memory = arena->memory().data(),
+                                   .roomy = true});
+        if (progress) {
+          work.checks.advance = [&](std::uint64_t bytes) { progress(bytes, size()); };
+        }
+        return work;
+      },
+      options, found);
+  arena->AllowFork();
+  if (!done) return std::unexpected(done.error());
+  if (!found.damages.empty()) return std::unexpected(found.damages.front());
+  info = *std::move(done);
+  return arena;
+}
+
+Result<Verification> OpenedFile::Verify(const Options& options, const Progress& progress) {
+  Verification found;
+  auto info = Run(
+      [&](const layout::Contents& contents) {
+        Work work{.checks = ChecksForAll(contents, path())};
+        work.checks.most_damages = kMostDamages;
+        if (progress) {
+          work.checks.advance = [&](std::uint64_t bytes) { progress(bytes, size()); };
+        }
+        return work;
+      },
+      options, found);
+  if (!info) return std::unexpected(info.error());
+  found.info = *std::move(info);
+  return found;
+}
+
+}  // namespace fastpersist::checkpoint

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint file that was opened: its contents, and the three ways to read its data. What the
+// public File, the command line and the Python binding have in common.
+//
+// Thread-safe. Contents are a snapshot that stays valid; it is replaced once at most, when a local
+// header shows that the archive's records do not lie back to back (layout/zip_reader.h).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/environment.h"
+#include "fastpersist/error.h"
+#include "fastpersist/file.h"
+#include "fastpersist/options.h"
+#include "file/input_file.h"
+#include "layout/contents.h"
+#include "memory/arena.h"
+#include "pipeline/range_checker.h"
+#include "plan/read_plan.h"
+
+namespace fastpersist::checkpoint {
+
+class OpenedFile {
+ public:
+  [[nodiscard]] static Result<std::shared_ptr<OpenedFile>> Open(
+      const std::string& path, const Environment& environment = {});
+
+  [[nodiscard]] const std::string& path() const { return file_.name(); }
+  [[nodiscard]] std::uint64_t size() const { return file_.size(); }
+  [[nodiscard]] std::shared_ptr<const layout::Contents> contents() const;
+
+  /// Where the bytes of storages go; called anew when the contents were replaced.
+  using Deliver = std::function<std::vector<plan::Delivery>(const layout::Contents& contents)>;
+  /// Reads these storages (ascending indices) whole and checks them.
+  [[nodiscard]] Result<ReadInfo> ReadStorages(std::span<const std::uint32_t> storages,
+                                              const Deliver& deliver, const Options& options);
+  /// Reads ranges within storages, which no checksum covers.
+  [[nodiscard]] Result<ReadInfo> ReadUnchecked(std::vector<plan::Delivery> deliveries,
+                                               const Options& options);
+  /// Reads the whole file into an arena that mirrors it, and checks every record.
+  [[nodiscard]] Result<memory::Arena> ReadAll(const Options& options, ReadInfo& info,
+                                              const Progress& progress = {});
+  /// Reads and checks everything, and keeps nothing. Goes on after a damage.
+  [[nodiscard]] Result<Verification> Verify(const Options& options, const Progress& progress);
+
+ private:
+  OpenedFile(file::InputFile file, layout::Contents contents, const Environment& environment)
+      : file_(std::move(file)),
+        contents_(std::make_shared<const layout::Contents>(std::move(contents))),
+        environment_(environment) {}
+
+  // Makes the checks for some contents, and what their bytes go to.
+  struct Work {
+    pipeline::RangeChecker::Plan checks;
+    std::vector<plan::Delivery> deliveries;
+  };
+  using MakeWork = std::function<Work(const layout::Contents& contents)>;
+  Result<ReadInfo> Run(const MakeWork& make_work, const Options& options, Verification& found);
+  Result<void> LocateBodies();
+
+  file::InputFile file_;
+  mutable std::mutex mutex_;  // guards the pointer
+  std::shared_ptr<const layout::Contents> contents_;
+  Environment environment_;
+};
+
+}  // namespace fastpersist::checkpoint

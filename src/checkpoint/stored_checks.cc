@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/stored_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+namespace fastpersist::checkpoint {
+namespace {
+
+using layout::ArchiveRecord;
+using layout::Contents;
+using pipeline::Checked;
+using pipeline::CheckedRange;
+using pipeline::RangeChecker;
+
+constexpr std::string_view kAdvice = "restore this file from another copy";
+
+void AddRange(RangeChecker::Plan& plan, CheckedRange range) {
+  if (range.range.begin < range.range.end) plan.ranges.push_back(range);
+}
+
+void AddRecord(RangeChecker::Plan& plan, const Contents& contents, std::uint32_t index) {
+  const ArchiveRecord& record = contents.archive.records[index];
+  AddRange(plan, {.range = {.begin = record.header_offset, .end = record.body_offset},
+                  .kind = CheckedRange::Kind::kHeader,
+                  .record = index});
+  AddRange(plan, {.range = {.begin = record.body_offset, .end = record.body_end()},
+                  .kind = CheckedRange::Kind::kBody,
+                  .crc = record.crc,
+                  .record = index});
+  AddRange(plan, {.range = {.begin = record.body_end(), .end = record.end},
+                  .kind = CheckedRange::Kind::kDescriptor,
+                  .record = index});
+}
+
+// The names of the tensors in a storage, for a message: the first and how many more.
+std::string TensorsIn(const Contents& contents, std::uint32_t storage) {
+  std::string first;
+  std::size_t more = 0;
+  for (const layout::StoredTensor& tensor : contents.tensors) {
+    if (tensor.storage != storage) continue;
+    if (first.empty()) {
+      first = tensor.name;
+    } else {
+      ++more;
+    }
+  }
+  return more == 0 ? first : fmt::format("{} and {} more", first, more);
+}
+
+std::optional<std::uint32_t> StorageOf(const Contents& contents, std::uint32_t record) {
+  const auto at = std::ranges::find(contents.storages, record, &layout::StoredStorage::record);
+  if (at == contents.storages.end()) return std::nullopt;
+  return static_cast<std::uint32_t>(at - contents.storages.begin());
+}
+
+Error Damaged(const Contents& contents, const std::string& file, const CheckedRange& range,
+              std::uint32_t found) {
+  const ArchiveRecord& record = contents.archive.records[range.record];
+  const auto storage = StorageOf(contents, range.record);
+  const std::string tensors = storage ? TensorsIn(contents, *storage) : "";
+  const std::string what = tensors.empty()
+                               ? fmt::format("record '{}'", record.name)
+                               : fmt::format("tensor '{}' (record '{}')", tensors, record.name);
+  return {.code = ErrorCode::kCorrupt,
+          .operation = "read",
+          .path = file,
+          .offset = record.body_offset,
+          .entry = tensors.empty() ? record.name : tensors,
+          .expected_crc = record.crc,
+          .found_crc = found,
+          .detail = fmt::format("{} is damaged: its {} bytes have the CRC-32 {:08x}, not {:08x}",
+                                what, record.size, found, record.crc),
+          .advice = std::string(kAdvice)};
+}
+
+Checked Show(const Contents& contents, const std::string& file, const CheckedRange& range,
+             std::span<const std::byte> bytes) {
+  const ArchiveRecord& record = contents.archive.records[range.record];
+  if (range.kind == CheckedRange::Kind::kDescriptor) {
+    auto good = layout::CheckDescriptor(record, bytes, file);
+    return {.damage = good ? std::nullopt : std::optional(std::move(good.error()))};
+  }
+  if (layout::SaysOtherBody(record, bytes)) return {.give_up = true};
+  auto good = layout::CheckLocalHeader(record, bytes, file);
+  return {.damage = good ? std::nullopt : std::optional(std::move(good.error()))};
+}
+
+RangeChecker::Plan EmptyPlan(const Contents& contents, const std::string& file) {
+  RangeChecker::Plan plan;
+  plan.differs = [&contents, file](const CheckedRange& range, std::uint32_t found) {
+    return Damaged(contents, file, range, found);
+  };
+  plan.show = [&contents, file](const CheckedRange& range, std::span<const std::byte> bytes) {
+    return Show(contents, file, range, bytes);
+  };
+  return plan;
+}
+
+}  // namespace
+
+RangeChecker::Plan ChecksFor(const Contents& contents, std::span<const std::uint32_t> storages,
+                             const std::string& file) {
+  RangeChecker::Plan plan = EmptyPlan(contents, file);
+  plan.ranges.reserve(3 * storages.size());
+  for (const std::uint32_t index : storages) {
+    const layout::StoredStorage& storage = contents.storages[index];
+    if (contents.kind == Contents::Kind::kTorch) {
+      AddRecord(plan, contents, storage.record);
+    } else {
+      AddRange(plan, {.range = {.begin = storage.offset, .end = storage.offset + storage.size},
+                      .record = index});
+    }
+  }
+  return plan;
+}
+
+RangeChecker::Plan ChecksForAll(const Contents& contents, const std::string& file) {
+  if (contents.kind == Contents::Kind::kSafetensors) {
+    std::vector<std::uint32_t> all(contents.storages.size());
+    std::iota(all.begin(), all.end(), 0U);
+    return ChecksFor(contents, all, file);
+  }
+  RangeChecker::Plan plan = EmptyPlan(contents, file);
+  plan.ranges.reserve(3 * contents.archive.records.size());
+  for (std::uint32_t i = 0; i < contents.archive.records.size(); ++i) AddRecord(plan, contents, i);
+  return plan;
+}
+
+std::vector<plan::Range> WantedRanges(const RangeChecker::Plan& checks) {
+  std::vector<plan::Range> wanted;
+  for (const CheckedRange& range : checks.ranges) {
+    if (!wanted.empty() && wanted.back().end == range.range.begin) {
+      wanted.back().end = range.range.end;
+    } else {
+      wanted.push_back(range.range);
+    }
+  }
+  return wanted;
+}
+
+}  // namespace fastpersist::checkpoint
