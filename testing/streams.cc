@@ -2,6 +2,7 @@
 #include "testing/streams.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 #include <utility>
 
@@ -52,6 +53,21 @@ std::size_t RandomResidue(Random& random, std::uint64_t offset) {
 
 }  // namespace
 
+std::uint32_t PulledNoise::Add(std::vector<std::byte> body) {
+  bodies_.push_back(std::move(body));
+  return static_cast<std::uint32_t>(bodies_.size() - 1);
+}
+
+Result<void> PulledNoise::Pull(std::uint32_t pull_id, std::uint64_t at,
+                               std::span<std::byte> out) const {
+  if (pull_id == fail_id && at + out.size() > fail_at) {
+    return std::unexpected(
+        Error{.operation = "pull", .path = "source", .offset = at, .system_errno = EIO});
+  }
+  std::ranges::copy(std::span(bodies_.at(pull_id)).subspan(at, out.size()), out.begin());
+  return {};
+}
+
 std::vector<std::byte> TestStreamBuilder::Noise(std::uint64_t length) {
   std::vector<std::byte> noise(length);
   FillWithNoise(noise, random_);
@@ -86,16 +102,24 @@ TestStreamBuilder& TestStreamBuilder::LateBody(std::uint64_t length) {
   return *this;
 }
 
+TestStreamBuilder& TestStreamBuilder::Pulled(std::uint64_t length) {
+  builder_.AddPulled({.pull_id = pulled_->Add(Noise(length)), .length = length}, records_++);
+  return *this;
+}
+
 TestStream TestStreamBuilder::Finish() && {
-  return {.stream = std::move(builder_).Finish(records_, std::make_shared<DigestEcho>()),
-          .memory = std::move(memory_)};
+  TestStream made{.stream = std::move(builder_).Finish(records_, std::make_shared<DigestEcho>()),
+                  .memory = std::move(memory_),
+                  .pulled = std::move(pulled_)};
+  made.stream.set_pulled(made.pulled);
+  return made;
 }
 
 TestStream RandomTestStream(Random& random, std::uint64_t bytes) {
   TestStreamBuilder builder(random());
   while (builder.offset() < bytes) {
     const std::uint64_t length = RandomLength(random, bytes - builder.offset());
-    switch (Between(random, 0, 7)) {
+    switch (Between(random, 0, 8)) {
       case 0:
         builder.Generated(length);
         break;
@@ -107,6 +131,9 @@ TestStream RandomTestStream(Random& random, std::uint64_t bytes) {
         break;
       case 3:
         builder.LateBody(std::min<std::uint64_t>(length, 100));
+        break;
+      case 4:
+        builder.Pulled(length);
         break;
       default:
         builder.Memory(length, RandomResidue(random, builder.offset()));
@@ -131,6 +158,8 @@ PlainRendering RenderPlainly(const layout::Stream& stream) {
     std::vector<std::byte> bytes(extent.length);
     if (extent.kind == Extent::Kind::kLate) {
       stream.late()->Render(extent.late_id, rendering.digests, bytes);
+    } else if (extent.kind == Extent::Kind::kPulled) {
+      (void)stream.pulled()->Pull(extent.pull_id, 0, bytes);
     } else {
       std::copy_n(extent.bytes, extent.length, bytes.begin());
     }

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -14,10 +15,25 @@
 
 namespace fastpersist::testing {
 
+/// Noise that is pulled; an error from the byte fail_at of the body fail_id on.
+class PulledNoise final : public layout::PulledBytes {
+ public:
+  std::uint32_t Add(std::vector<std::byte> body);
+  [[nodiscard]] Result<void> Pull(std::uint32_t pull_id, std::uint64_t at,
+                                  std::span<std::byte> out) const override;
+
+  std::uint32_t fail_id = UINT32_MAX;
+  std::uint64_t fail_at = 0;
+
+ private:
+  std::vector<std::vector<std::byte>> bodies_;
+};
+
 /// A stream and the memory that it refers to.
 struct TestStream {
   layout::Stream stream;
   std::vector<AlignedMemory> memory;
+  std::shared_ptr<PulledNoise> pulled = {};
 };
 
 /// Appends extents of noise. Records are numbered in file order. Late extents render to bytes that
@@ -35,6 +51,8 @@ class TestStreamBuilder {
   TestStreamBuilder& Late(std::uint64_t length);
   /// A record whose body is rendered late, such as torch's id.
   TestStreamBuilder& LateBody(std::uint64_t length);
+  /// A record whose body is pulled.
+  TestStreamBuilder& Pulled(std::uint64_t length);
 
   [[nodiscard]] std::uint64_t offset() const { return builder_.offset(); }
   [[nodiscard]] TestStream Finish() &&;
@@ -45,6 +63,7 @@ class TestStreamBuilder {
   Random random_;
   layout::StreamBuilder builder_;
   std::vector<AlignedMemory> memory_;
+  std::shared_ptr<PulledNoise> pulled_ = std::make_shared<PulledNoise>();
   std::uint32_t records_ = 0;
 };
 

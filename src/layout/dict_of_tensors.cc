@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "layout/dtype_names.h"
 #include "layout/pickle_writer.h"
@@ -17,6 +18,15 @@ namespace fastpersist::layout {
 namespace {
 
 constexpr std::size_t kBatch = PickleOpcodes::kBatch;
+
+// What the pickle says of one tensor.
+struct Described {
+  std::string_view name;
+  const FileDtype* type = nullptr;
+  std::span<const std::int64_t> shape;
+  std::uint64_t bytes = 0;
+  std::uint64_t storage = 0;  // its number
+};
 
 // Numbers the storages in the order in which they are met.
 class Storages {
@@ -27,16 +37,17 @@ class Storages {
     const auto [known, is_new] = known_.try_emplace({view.data, view.dtype, size}, bodies_.size());
     return is_new ? Append(view, size) : known->second;
   }
-  [[nodiscard]] const std::vector<std::span<const std::byte>>& bodies() const { return bodies_; }
+  [[nodiscard]] std::vector<Record> Bodies() && { return std::move(bodies_); }
 
  private:
   std::uint64_t Append(const TensorView& view, std::uint64_t size) {
-    bodies_.emplace_back(static_cast<const std::byte*>(view.data), size);
+    bodies_.push_back(
+        {.body = {static_cast<const std::byte*>(view.data), size}, .in_memory = true});
     return bodies_.size() - 1;
   }
 
   std::map<std::tuple<const void*, DType, std::uint64_t>, std::uint64_t> known_;
-  std::vector<std::span<const std::byte>> bodies_;
+  std::vector<Record> bodies_;
 };
 
 void WriteIntTuple(PickleWriter& out, std::span<const std::int64_t> values) {
@@ -59,57 +70,62 @@ std::vector<std::int64_t> ContiguousStrides(std::span<const std::int64_t> shape)
   return strides;
 }
 
-void WriteTensor(PickleWriter& out, const TensorView& view, std::uint64_t storage) {
-  out.Global("torch._utils", "_rebuild_tensor_v2");
+// torch saves types for which it has no class of storage as untyped ones, with the type beside
+// them.
+void WriteTensor(PickleWriter& out, const Described& tensor) {
+  const bool typed = !tensor.type->storage.empty();
+  out.Global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
   out.Mark();
   out.Mark();
   out.Constant("storage");
-  out.Global("torch", TorchStorageName(view.dtype));
-  out.Constant(fmt::format("{}", storage));  // torch keeps one string object for each storage
+  if (typed) {
+    out.Global("torch", tensor.type->storage);
+  } else {
+    out.Global("torch.storage", "UntypedStorage");
+  }
+  out.Constant(fmt::format("{}", tensor.storage));  // torch keeps one string for each storage
   out.Constant("cpu");
-  out.Int(static_cast<std::int64_t>(ByteSize(view) / ItemSize(view.dtype)));
+  out.Int(static_cast<std::int64_t>(tensor.bytes / (typed ? tensor.type->item_size : 1)));
   out.Tuple(5);
   out.PersistentId();
   out.Int(0);  // offset in the storage
-  WriteIntTuple(out, view.shape);
-  WriteIntTuple(out, ContiguousStrides(view.shape));
+  WriteIntTuple(out, tensor.shape);
+  WriteIntTuple(out, ContiguousStrides(tensor.shape));
   out.Bool(false);                           // requires_grad
   out.Global("collections", "OrderedDict");  // hooks: none
   out.EmptyTuple();
   out.Reduce();
-  out.Tuple(6);
+  if (!typed) out.Global("torch", tensor.type->torch);
+  out.Tuple(typed ? 6 : 7);
   out.Reduce();
 }
 
-std::string WritePickle(const State& state, Storages& storages) {
+std::string WritePickle(std::span<const Described> tensors) {
   PickleWriter out;
   out.EmptyDict();
-  const auto write_entry = [&](const State::Entry& entry) {
-    out.Text(entry.name);
-    WriteTensor(out, entry.view, storages.NumberOf(entry.view));
+  const auto write_entry = [&](const Described& tensor) {
+    out.Text(tensor.name);
+    WriteTensor(out, tensor);
   };
-  const std::span entries(state.entries());
-  if (entries.size() == 1) {
-    write_entry(entries[0]);
+  if (tensors.size() == 1) {
+    write_entry(tensors[0]);
     out.SetItem();
-  } else if (!entries.empty()) {
+  } else if (!tensors.empty()) {
     // A full last batch is followed by an empty one, as CPython's pickler does it.
-    for (std::size_t at = 0; at <= entries.size(); at += kBatch) {
-      const std::size_t count = std::min(kBatch, entries.size() - at);
+    for (std::size_t at = 0; at <= tensors.size(); at += kBatch) {
+      const std::size_t count = std::min(kBatch, tensors.size() - at);
       out.Mark();
-      for (const State::Entry& entry : entries.subspan(at, count)) write_entry(entry);
+      for (const Described& tensor : tensors.subspan(at, count)) write_entry(tensor);
       out.SetItems();
     }
   }
   return std::move(out).Finish();
 }
 
-}  // namespace
-
-std::vector<Record> DictOfTensorsRecords(const State& state, std::uint64_t alignment,
-                                         std::string& pickle_arena) {
-  Storages storages;
-  pickle_arena = WritePickle(state, storages);
+// The records in torch's order; bodies get their names here.
+std::vector<Record> RecordsOf(std::span<const Described> tensors, std::vector<Record> bodies,
+                              std::uint64_t alignment, std::string& pickle_arena) {
+  pickle_arena = WritePickle(tensors);
   const std::size_t pickle_size = pickle_arena.size();
   pickle_arena += "1";
   const std::string alignment_text = fmt::format("{}", alignment);
@@ -123,16 +139,50 @@ std::vector<Record> DictOfTensorsRecords(const State& state, std::uint64_t align
     return taken;
   };
   std::vector<Record> records;
-  records.reserve(storages.bodies().size() + 4);
+  records.reserve(bodies.size() + 4);
   records.push_back({.name = "data.pkl", .body = take(pickle_size)});
   records.push_back({.name = ".format_version", .body = take(1)});
   records.push_back({.name = ".storage_alignment", .body = take(alignment_text.size())});
   records.push_back({.name = "byteorder", .body = take(6)});
-  for (std::size_t i = 0; i < storages.bodies().size(); ++i) {
-    records.push_back(
-        {.name = fmt::format("data/{}", i), .body = storages.bodies()[i], .in_memory = true});
+  for (std::size_t i = 0; i < bodies.size(); ++i) {
+    bodies[i].name = fmt::format("data/{}", i);
+    records.push_back(std::move(bodies[i]));
   }
   return records;
+}
+
+}  // namespace
+
+std::vector<Record> DictOfTensorsRecords(const State& state, std::uint64_t alignment,
+                                         std::string& pickle_arena) {
+  Storages storages;
+  std::vector<Described> tensors;
+  tensors.reserve(state.entries().size());
+  for (const State::Entry& entry : state.entries()) {
+    tensors.push_back({.name = entry.name,
+                       .type = ElementTypeOf(entry.view.dtype),
+                       .shape = entry.view.shape,
+                       .bytes = ByteSize(entry.view),
+                       .storage = storages.NumberOf(entry.view)});
+  }
+  return RecordsOf(tensors, std::move(storages).Bodies(), alignment, pickle_arena);
+}
+
+std::vector<Record> DictOfTensorsRecords(std::span<const PulledTensor> pulled,
+                                         std::uint64_t alignment, std::string& pickle_arena) {
+  std::vector<Described> tensors;
+  std::vector<Record> bodies;
+  tensors.reserve(pulled.size());
+  bodies.reserve(pulled.size());
+  for (const PulledTensor& tensor : pulled) {
+    tensors.push_back({.name = tensor.name,
+                       .type = tensor.type,
+                       .shape = tensor.shape,
+                       .bytes = tensor.body.length,
+                       .storage = bodies.size()});
+    bodies.push_back({.pulled = tensor.body});
+  }
+  return RecordsOf(tensors, std::move(bodies), alignment, pickle_arena);
 }
 
 }  // namespace fastpersist::layout

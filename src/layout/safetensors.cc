@@ -44,7 +44,7 @@ Result<std::string> Header(std::span<const SafetensorsEntry> entries,
   if (!metadata.empty()) header[std::string(kMetadataKey)] = metadata;
   std::uint64_t offset = 0;
   for (const SafetensorsEntry& entry : entries) {
-    const std::uint64_t end = offset + entry.body.size();
+    const std::uint64_t end = offset + entry.size();
     // push_back appends; operator[] would search all earlier names.
     header.push_back({entry.name, nlohmann::ordered_json{{"dtype", entry.dtype},
                                                          {"shape", entry.shape},
@@ -108,7 +108,13 @@ Result<Stream> LayOutSafetensors(std::vector<SafetensorsEntry> entries,
   builder.AddGenerated(length);
   builder.AddGenerated(std::as_bytes(std::span(*header)));
   std::uint32_t record = 0;
-  for (const SafetensorsEntry& entry : entries) builder.AddMemory(entry.body, record++);
+  for (const SafetensorsEntry& entry : entries) {
+    if (entry.pulled) {
+      builder.AddPulled(*entry.pulled, record++);
+    } else {
+      builder.AddMemory(entry.body, record++);
+    }
+  }
   return std::move(builder).Finish(record, nullptr);
 }
 

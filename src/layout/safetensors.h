@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,7 +23,10 @@ struct SafetensorsEntry {
   std::string name;   ///< UTF-8.
   std::string dtype;  ///< As in the header: "F32", "BF16", ...
   std::vector<std::int64_t> shape;
-  std::span<const std::byte> body;  ///< Must outlive the stream.
+  std::span<const std::byte> body;        ///< Must outlive the stream.
+  std::optional<PulledBody> pulled = {};  ///< In place of body.
+
+  [[nodiscard]] std::uint64_t size() const { return pulled ? pulled->length : body.size(); }
 };
 
 /// Errors: kUnsupportedState for an unknown type, a name that is not UTF-8, used twice, or

@@ -37,6 +37,11 @@ void StreamBuilder::AddLate(std::uint64_t length, std::uint32_t late_id, std::ui
   Append(Extent::Kind::kLate, length, body_of).late_id = late_id;
 }
 
+void StreamBuilder::AddPulled(PulledBody body, std::uint32_t body_of) {
+  if (body.length == 0) return;
+  Append(Extent::Kind::kPulled, body.length, body_of).pull_id = body.pull_id;
+}
+
 Stream StreamBuilder::Finish(std::uint32_t record_count, std::shared_ptr<const LateBytes> late) && {
   for (const auto& [extent, at] : generated_at_) {
     stream_.extents_[extent].bytes = stream_.generated_.data() + at;

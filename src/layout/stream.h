@@ -4,7 +4,8 @@
 // (bytes that contain checksums) has a fixed width and is rendered once the checksums are there.
 //
 // layout makes streams, plan and pipeline consume them. A Stream is immutable and safe to share
-// between threads. It does not own the memory that its kMemory extents point to.
+// between threads. It does not own the memory that its kMemory extents point to, nor what its
+// kPulled extents are pulled from.
 #pragma once
 
 #include <array>
@@ -15,6 +16,8 @@
 #include <span>
 #include <utility>
 #include <vector>
+
+#include "fastpersist/error.h"
 
 namespace fastpersist::layout {
 
@@ -27,11 +30,14 @@ struct Extent {
     kMemory,     ///< The caller's memory.
     kGenerated,  ///< Bytes made by layout, held by the stream.
     kLate,       ///< Bytes that depend on record checksums; rendered when the range is filled.
+    kPulled,     ///< Bytes that are asked for when the range is filled, such as another file's.
   };
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
   Kind kind = Kind::kGenerated;
-  /// kMemory, kGenerated: the source. kLate: null.
+  /// kPulled: the number that PulledBytes::Pull understands.
+  std::uint32_t pull_id = 0;
+  /// kMemory, kGenerated: the source. kLate, kPulled: null.
   const std::byte* bytes = nullptr;
   /// The record whose body this extent is (its bytes count towards that record's digest), or
   /// kNoRecord.
@@ -58,6 +64,23 @@ class LateBytes {
                       std::span<std::byte> out) const = 0;
 };
 
+/// A body that does not lie in memory: what a stream needs to know of it before it is pulled.
+struct PulledBody {
+  std::uint32_t pull_id = 0;
+  std::uint64_t length = 0;
+};
+
+/// Gives the bytes of the pulled extents of one stream. Asked by one thread at a time, in file
+/// order, though from the first byte again when a save is repeated.
+class PulledBytes {
+ public:
+  virtual ~PulledBytes() = default;
+  /// Fills out completely with the bytes of this body from byte `at` of it on. An error ends the
+  /// save; what out holds then does not matter.
+  [[nodiscard]] virtual Result<void> Pull(std::uint32_t pull_id, std::uint64_t at,
+                                          std::span<std::byte> out) const = 0;
+};
+
 class Stream {
  public:
   [[nodiscard]] std::uint64_t size() const { return extents_.empty() ? 0 : extents_.back().end(); }
@@ -65,6 +88,10 @@ class Stream {
   [[nodiscard]] std::uint32_t record_count() const { return record_count_; }
   /// Null for streams without late extents.
   [[nodiscard]] const LateBytes* late() const { return late_.get(); }
+  /// Null for streams without pulled extents.
+  [[nodiscard]] const PulledBytes* pulled() const { return pulled_.get(); }
+  /// What the pulled extents are pulled from; to be given before the stream is written.
+  void set_pulled(std::shared_ptr<const PulledBytes> pulled) { pulled_ = std::move(pulled); }
 
  private:
   friend class StreamBuilder;
@@ -72,6 +99,7 @@ class Stream {
   std::vector<std::byte> generated_;
   std::shared_ptr<const LateBytes> late_;
   std::uint32_t record_count_ = 0;
+  std::shared_ptr<const PulledBytes> pulled_;
 };
 
 /// Appends extents in file order. Empty pieces are dropped. Used by one thread, then consumed.
@@ -85,6 +113,7 @@ class StreamBuilder {
   /// Refers to the caller's memory, which must outlive the stream.
   void AddMemory(std::span<const std::byte> bytes, std::uint32_t body_of = kNoRecord);
   void AddLate(std::uint64_t length, std::uint32_t late_id, std::uint32_t body_of = kNoRecord);
+  void AddPulled(PulledBody body, std::uint32_t body_of = kNoRecord);
 
   [[nodiscard]] Stream Finish(std::uint32_t record_count, std::shared_ptr<const LateBytes> late) &&;
 

@@ -127,7 +127,7 @@ std::uint64_t Place(std::span<const Record> records, const TorchContainerOptions
     offset += LocalHeaderLength(entry, options.alignment) + size + entry.DescriptorLength();
   };
   entries.reserve(records.size() + 1);
-  for (const Record& record : records) place(record.name, record.body.size());
+  for (const Record& record : records) place(record.name, record.size());
   place(kIdName, kSerializationIdLength);
   return offset;
 }
@@ -149,9 +149,11 @@ Result<Stream> LayOutTorchContainer(std::span<const Record> given,
   const std::uint64_t directory_offset = Place(records, options, entries);
 
   StreamBuilder builder;
-  std::uint64_t in_memory = 0;
-  for (const Record& record : records) in_memory += record.in_memory ? record.body.size() : 0;
-  builder.Reserve(3 * entries.size() + 1, directory_offset - in_memory);
+  std::uint64_t elsewhere = 0;
+  for (const Record& record : records) {
+    if (record.in_memory || record.pulled) elsewhere += record.size();
+  }
+  builder.Reserve(3 * entries.size() + 1, directory_offset - elsewhere);
   Bytes header;
   const auto add_header = [&](std::uint32_t i) {
     assert(builder.offset() == entries[i].header_offset);
@@ -163,7 +165,9 @@ Result<Stream> LayOutTorchContainer(std::span<const Record> given,
   const auto id = static_cast<std::uint32_t>(records.size());
   for (std::uint32_t i = 0; i < id; ++i) {
     add_header(i);
-    if (records[i].in_memory) {
+    if (records[i].pulled) {
+      builder.AddPulled(*records[i].pulled, i);
+    } else if (records[i].in_memory) {
       builder.AddMemory(records[i].body, i);
     } else {
       builder.AddGenerated(records[i].body, i);

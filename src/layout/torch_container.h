@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +25,9 @@ struct Record {
   /// The body. It must outlive the stream when in_memory, otherwise it is copied into it.
   std::span<const std::byte> body;
   bool in_memory = false;
+  std::optional<PulledBody> pulled = {};  ///< In place of body.
+
+  [[nodiscard]] std::uint64_t size() const { return pulled ? pulled->length : body.size(); }
 };
 
 struct TorchContainerOptions {

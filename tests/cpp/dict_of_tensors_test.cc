@@ -9,8 +9,11 @@
 #include <cmath>
 #include <complex>
 #include <cstdint>
+#include <memory>
 #include <numeric>
+#include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -175,6 +178,38 @@ TEST(DictOfTensors, TheSameMemoryAsAnotherTypeOrSizeIsAnotherStorage) {
   Add(state, "d", DType::kInt32, {2, 2}, values.data());
   std::string arena;
   EXPECT_EQ(DictOfTensorsRecords(state, 64, arena).size(), 4U + 3U);
+}
+
+// {"a": float8_e4m3fn [1, 2], "b": uint16 [1, 2, 3], "c": [[1.5]], "d": uint64 of shape (0, 3)}
+TEST(DictOfTensors, OfPulledTensorsIsTorchsFileAlsoForTypesWithoutAStorageClass) {
+  const auto pulled = std::make_shared<testing::PulledNoise>();
+  std::vector<PulledTensor> tensors;
+  const auto add = [&](std::string_view name, std::string_view type,
+                       std::span<const std::int64_t> shape, std::vector<int> values) {
+    std::vector<std::byte> body;
+    for (const int value : values) body.push_back(static_cast<std::byte>(value));
+    const std::uint64_t length = body.size();
+    tensors.push_back({.name = name,
+                       .type = FindElementType(type),
+                       .shape = shape,
+                       .body = {.pull_id = pulled->Add(std::move(body)), .length = length}});
+  };
+  const std::vector<std::int64_t> two{2};
+  const std::vector<std::int64_t> three{3};
+  const std::vector<std::int64_t> one_by_one{1, 1};
+  const std::vector<std::int64_t> none_by_three{0, 3};
+  add("a", "float8_e4m3fn", two, {0x38, 0x40});
+  add("b", "uint16", three, {1, 0, 2, 0, 3, 0});
+  add("c", "float32", one_by_one, {0, 0, 0xC0, 0x3F});
+  add("d", "uint64", none_by_three, {});
+  std::string pickle;
+  const auto records = DictOfTensorsRecords(tensors, 64, pickle);
+  auto stream = LayOutTorchContainer(records, {.prefix = "archive"});
+  ASSERT_TRUE(stream) << stream.error().Message();
+  stream->set_pulled(pulled);
+  const auto bytes = RenderPlainly(*stream).bytes;
+  EXPECT_EQ(fmt::format("{} bytes, CRC {:08x}", bytes.size(), base::Crc32(bytes)),
+            "2397 bytes, CRC 81338f59");
 }
 
 }  // namespace

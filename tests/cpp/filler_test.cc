@@ -96,6 +96,27 @@ TEST(Filler, KeepsTheFirstBytesOfARecordThatIsCutInsideThem) {
   }
 }
 
+TEST(Filler, KeepsTheFirstErrorOfAPullAndAsksForNothingMore) {
+  TestStreamBuilder builder(1);
+  builder.Pulled(100).Pulled(100).Late(16).Pulled(100);
+  const TestStream made = std::move(builder).Finish();
+  made.pulled->fail_id = 1;
+  made.pulled->fail_at = 50;
+  Filler filler(made.stream);
+  std::vector<std::byte> out(made.stream.size());
+  const std::span all(out);
+  filler.Fill(all.first(150));
+  EXPECT_FALSE(filler.error());
+  filler.Fill(all.subspan(150, 10));
+  ASSERT_TRUE(filler.error());
+  EXPECT_EQ(filler.error()->offset, 50);
+  made.pulled->fail_id = 2;
+  made.pulled->fail_at = 0;
+  filler.Fill(all.subspan(160));
+  EXPECT_EQ(filler.offset(), made.stream.size());
+  EXPECT_EQ(filler.error()->offset, 50) << "the first error stays";
+}
+
 TEST(Filler, RendersALateExtentOnlyOnceHoweverItIsCut) {
   // Counts; the digests after the extent may have changed since.
   struct Counting final : layout::LateBytes {

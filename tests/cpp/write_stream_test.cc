@@ -217,6 +217,23 @@ TEST_P(WriteStreamPositionTest, ARefusedEngineIsToldFromAFailedFile) {
 INSTANTIATE_TEST_SUITE_P(Positions, WriteStreamPositionTest,
                          ::testing::Range<std::uint64_t>(0, 12));
 
+TEST(WriteStream, AnErrorOfAPullEndsTheSaveBeforeThatWriteAndIsNotTheEngines) {
+  for (std::uint64_t block = 0; block < 4; ++block) {
+    TestStreamBuilder builder(1);
+    builder.Pulled(4 * kBlock).Memory(4 * kBlock);
+    const TestStream made = std::move(builder).Finish();
+    made.pulled->fail_id = 0;
+    made.pulled->fail_at = block * kBlock + 7;
+    const Written written(made.stream, {}, FaultAlways(Fault{}));
+    ASSERT_TRUE(written.outcome.error);
+    EXPECT_TRUE(written.outcome.pull_failed);
+    EXPECT_FALSE(written.outcome.engine_failed);
+    EXPECT_EQ(written.outcome.error->path, "source") << "not the file that is written";
+    EXPECT_EQ(written.Bytes().size(), block * kBlock) << "nothing of it was written";
+    written.ExpectOrderly();
+  }
+}
+
 TEST(WriteStream, AnEmptyStreamIsWrittenWithoutAWrite) {
   const Written written(layout::Stream{}, {}, FaultAlways(Fault::Reports(-EIO)));
   EXPECT_FALSE(written.outcome.error);
