@@ -31,23 +31,28 @@ struct StoredStorage {
 
 /// One tensor: a strided view of a storage.
 struct StoredTensor {
-  std::string name;   ///< Path in the state, joined by dots: "model.wte", "optim.state.0.step".
-  std::string dtype;  ///< As torch names it: "float32", "float8_e4m3fn", "quint8".
+  /// Path in the state, joined by dots: "model.wte", "optim.state.0.step"; "tensor" when the state
+  /// is nothing but a tensor. See StateLeaf::name for equal and for overlong names.
+  std::string name;
+  /// As torch names it: "float32", "float8_e4m3fn", "quint8". What torch does not have is called as
+  /// in the file.
+  std::string dtype;
   std::uint32_t item_size = 0;  ///< Bytes of an element; 0 when the type is not known here.
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;  ///< In elements.
   std::uint32_t storage = 0;  ///< Index into Contents::storages; kNoStorage on the meta device.
   std::uint64_t offset = 0;   ///< Of the first element in the storage, in bytes.
-  std::uint64_t bytes = 0;    ///< Elements times item_size.
-  std::string device;         ///< Where it was saved: "cpu", "cuda:0", "meta".
-  bool conjugate = false;     ///< Lazy bits: the bytes are of the other value.
+  /// Elements times item_size; in safetensors files what the file has for it, whatever the type.
+  std::uint64_t bytes = 0;
+  std::string device;      ///< Where it was saved: "cpu", "cuda:0", "meta".
+  bool conjugate = false;  ///< Lazy bits: the bytes are of the other value.
   bool negative = false;
 };
 inline constexpr std::uint32_t kNoStorage = UINT32_MAX;
 
 /// Something in the state that is no tensor.
 struct StoredValue {
-  std::string name;     ///< As for tensors.
+  std::string name;     ///< As for tensors; "value" when the state is nothing else.
   std::string text;     ///< Short: "3", "'adam'", "0.1", or what it would be made by.
   bool opaque = false;  ///< Not understood: would be made by calling text ("module name").
 };
