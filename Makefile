@@ -19,6 +19,8 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 LINT_STEPS ?=
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= zip_directory pickle safetensors contents
 
 VENV_PYTHON := $(CURDIR)/.venv/bin/python
 
@@ -37,6 +39,7 @@ help:  ## List the targets (this text)
 	@echo 'Options: PYTHON=interpreter (3.10 or newer)   PREFIX=folder for install ($(PREFIX))'
 	@echo "         CTEST_ARGS='-R engine'   PYTEST_ARGS='-k alias -x'   BENCH_ARGS='--size 100M --json out.json'"
 	@echo "         DEMO_ARGS=...            LINT_STEPS='ruff mypy'      CMAKE=cmake to use"
+	@echo "         FUZZ_SECONDS=60          FUZZ_TARGETS='$(FUZZ_TARGETS)'"
 
 # --- Set-up and build ---
 
@@ -88,6 +91,15 @@ ubsan:  ## Run the C++ tests under UndefinedBehaviorSanitizer
 asan tsan ubsan: %: setup build/%/build.ninja
 	$(CMAKE) --build --preset $*
 	$(CTEST) --preset $* --output-on-failure $(CTEST_ARGS)
+
+.PHONY: fuzz fuzz-canary
+fuzz: setup build/fuzz/build.ninja  ## Fuzz the readers, FUZZ_SECONDS in all (build/fuzz/findings)
+	$(CMAKE) --build --preset fuzz
+	fuzz/run.sh '$(FUZZ_SECONDS)' $(FUZZ_TARGETS)
+
+fuzz-canary: setup build/fuzz/build.ninja  ## Show that the fuzzer finds a planted fault in a minute
+	$(CMAKE) --build --preset fuzz
+	fuzz/run.sh --canary '$(FUZZ_SECONDS)'
 
 # --- Show and measure ---
 
