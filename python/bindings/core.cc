@@ -20,60 +20,27 @@
 #include <utility>
 #include <vector>
 
+#include "arena_memory.h"
 #include "checkpoint/save_stream.h"
 #include "commit/publish.h"
 #include "commit/target.h"
+#include "errors.h"
 #include "fastpersist/fastpersist.h"
 #include "layout/safetensors.h"
 #include "layout/torch_container.h"
 #include "pipeline/filler.h"
+#include "reading.h"
 #include "state_pickler.h"
 
 namespace nb = nanobind;
 
 namespace {
 
-using fastpersist::Error;
 using fastpersist::Result;
 using fastpersist::layout::Extent;
 using fastpersist::layout::Stream;
-
-// Called with the fields of an Error; returns the exception to raise.
-nb::object& ErrorFactory() {
-  static nb::object factory;
-  return factory;
-}
-
-const char* CodeName(fastpersist::ErrorCode code) {
-  switch (code) {
-    case fastpersist::ErrorCode::kInvalidArgument:
-      return "invalid_argument";
-    case fastpersist::ErrorCode::kUnsupportedState:
-      return "unsupported_state";
-    case fastpersist::ErrorCode::kForked:
-      return "forked";
-    case fastpersist::ErrorCode::kStorage:
-      break;
-  }
-  return "storage";
-}
-
-nb::bytes ToBytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
-
-[[noreturn]] void Raise(const Error& error) {
-  const nb::object exception =
-      ErrorFactory()(CodeName(error.code), error.operation, ToBytes(error.path),
-                     error.offset ? nb::cast(*error.offset) : nb::none(), error.system_errno,
-                     ToBytes(error.Message()));
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
-  throw nb::python_error();
-}
-
-template <class T>
-T Unwrap(Result<T> result) {
-  if (!result) Raise(result.error());
-  return *std::move(result);
-}
+using fastpersist::python::Raise;
+using fastpersist::python::Unwrap;
 
 // The memory of a tensor: (address, bytes). Kept alive by the caller.
 std::span<const std::byte> View(std::uintptr_t address, std::uint64_t size) {
@@ -258,10 +225,12 @@ fastpersist::Options MakeOptions(const std::string& engine,
 }  // namespace
 
 NB_MODULE(_core, m) {
+  // Tensors that live until the interpreter goes, as models do, are no leak.
+  nb::set_leak_warnings(false);
   m.attr("__version__") = FASTPERSIST_VERSION_STRING;
-  m.def("set_error_factory", [](nb::object factory) { ErrorFactory() = std::move(factory); });
-  // Let go of the factory before the interpreter does.
-  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] { ErrorFactory().reset(); }));
+  fastpersist::python::BindErrors(m);
+  fastpersist::python::BindArena(m);
+  fastpersist::python::BindReading(m);
 
   nb::class_<Stream>(m, "Stream")
       .def_prop_ro("size", &Stream::size)

@@ -40,14 +40,14 @@ Result<void> OpenedFile::LocateBodies() {
   return {};
 }
 
-Result<ReadInfo> OpenedFile::Run(const MakeWork& make_work, const Options& options,
+Result<ReadInfo> OpenedFile::Run(const MakeChecks& make_checks, const Options& options,
                                  Verification& found) {
   for (bool located = false;; located = true) {
     const auto now = contents();
-    const Work work = make_work(*now);
-    pipeline::RangeChecker checker(work.checks);
-    auto info = ReadRanges(file_, WantedRanges(work.checks), work.deliveries, checker, options,
-                           environment_);
+    const pipeline::RangeChecker::Plan checks = make_checks(*now);
+    pipeline::RangeChecker checker(checks);
+    auto info =
+        ReadRanges(file_, WantedRanges(checks), checks.deliveries, checker, options, environment_);
     if (!info) return info;
     if (!checker.gave_up() || located) {
       found.damages = checker.damages();
@@ -64,8 +64,9 @@ Result<ReadInfo> OpenedFile::ReadStorages(std::span<const std::uint32_t> storage
   Verification found;
   auto info = Run(
       [&](const layout::Contents& contents) {
-        return Work{.checks = ChecksFor(contents, storages, path()),
-                    .deliveries = deliver(contents)};
+        auto checks = ChecksFor(contents, storages, path());
+        checks.deliveries = deliver(contents);
+        return checks;
       },
       options, found);
   if (info && !found.damages.empty()) return std::unexpected(found.damages.front());
@@ -77,9 +78,9 @@ Result<ReadInfo> OpenedFile::ReadUnchecked(std::vector<plan::Delivery> deliverie
   Verification found;
   return Run(
       [&](const layout::Contents& /*contents*/) {
-        Work work{.deliveries = deliveries};
+        pipeline::RangeChecker::Plan checks{.deliveries = deliveries};
         for (const plan::Delivery& delivery : deliveries) {
-          auto& ranges = work.checks.ranges;
+          auto& ranges = checks.ranges;
           // Overlapping deliveries are read once.
           if (!ranges.empty() && delivery.range.begin < ranges.back().range.end) {
             ranges.back().range.end = std::max(ranges.back().range.end, delivery.range.end);
@@ -87,7 +88,7 @@ Result<ReadInfo> OpenedFile::ReadUnchecked(std::vector<plan::Delivery> deliverie
             ranges.push_back({.range = delivery.range});
           }
         }
-        return work;
+        return checks;
       },
       options, found);
 }
@@ -102,14 +103,14 @@ Result<memory::Arena> OpenedFile::ReadAll(const Options& options, ReadInfo& info
   Verification found;
   auto done = Run(
       [&](const layout::Contents& contents) {
-        Work work{.checks = ChecksForAll(contents, path())};
-        work.deliveries.push_back({.range = {.begin = 0, .end = size()},
-                                   .memory = arena->memory().data(),
-                                   .roomy = true});
+        auto checks = ChecksForAll(contents, path());
+        checks.deliveries.push_back({.range = {.begin = 0, .end = size()},
+                                     .memory = arena->memory().data(),
+                                     .roomy = true});
         if (progress) {
-          work.checks.advance = [&](std::uint64_t bytes) { progress(bytes, size()); };
+          checks.advance = [&](std::uint64_t bytes) { progress(bytes, size()); };
         }
-        return work;
+        return checks;
       },
       options, found);
   arena->AllowFork();
@@ -123,12 +124,12 @@ Result<Verification> OpenedFile::Verify(const Options& options, const Progress& 
   Verification found;
   auto info = Run(
       [&](const layout::Contents& contents) {
-        Work work{.checks = ChecksForAll(contents, path())};
-        work.checks.most_damages = kMostDamages;
+        auto checks = ChecksForAll(contents, path());
+        checks.most_damages = kMostDamages;
         if (progress) {
-          work.checks.advance = [&](std::uint64_t bytes) { progress(bytes, size()); };
+          checks.advance = [&](std::uint64_t bytes) { progress(bytes, size()); };
         }
-        return work;
+        return checks;
       },
       options, found);
   if (!info) return std::unexpected(info.error());

@@ -33,6 +33,8 @@ class OpenedFile {
 
   [[nodiscard]] const std::string& path() const { return file_.name(); }
   [[nodiscard]] std::uint64_t size() const { return file_.size(); }
+  /// For small pieces of structure.
+  [[nodiscard]] const layout::ByteSource& source() const { return file_; }
   [[nodiscard]] std::shared_ptr<const layout::Contents> contents() const;
 
   /// Where the bytes of storages go; called anew when the contents were replaced.
@@ -55,13 +57,9 @@ class OpenedFile {
         contents_(std::make_shared<const layout::Contents>(std::move(contents))),
         environment_(environment) {}
 
-  // Makes the checks for some contents, and what their bytes go to.
-  struct Work {
-    pipeline::RangeChecker::Plan checks;
-    std::vector<plan::Delivery> deliveries;
-  };
-  using MakeWork = std::function<Work(const layout::Contents& contents)>;
-  Result<ReadInfo> Run(const MakeWork& make_work, const Options& options, Verification& found);
+  // Makes the checks, with the deliveries, for some contents.
+  using MakeChecks = std::function<pipeline::RangeChecker::Plan(const layout::Contents& contents)>;
+  Result<ReadInfo> Run(const MakeChecks& make_checks, const Options& options, Verification& found);
   Result<void> LocateBodies();
 
   file::InputFile file_;

@@ -37,19 +37,18 @@ void AddRecord(RangeChecker::Plan& plan, const Contents& contents, std::uint32_t
                   .record = index});
 }
 
-// The names of the tensors in a storage, for a message: the first and how many more.
-std::string TensorsIn(const Contents& contents, std::uint32_t storage) {
-  std::string first;
-  std::size_t more = 0;
+// The tensors in a storage: the name of the first, and how many more there are.
+std::pair<std::string, std::size_t> TensorsIn(const Contents& contents, std::uint32_t storage) {
+  std::pair<std::string, std::size_t> found;
   for (const layout::StoredTensor& tensor : contents.tensors) {
     if (tensor.storage != storage) continue;
-    if (first.empty()) {
-      first = tensor.name;
+    if (found.first.empty()) {
+      found.first = tensor.name;
     } else {
-      ++more;
+      ++found.second;
     }
   }
-  return more == 0 ? first : fmt::format("{} and {} more", first, more);
+  return found;
 }
 
 std::optional<std::uint32_t> StorageOf(const Contents& contents, std::uint32_t record) {
@@ -62,15 +61,17 @@ Error Damaged(const Contents& contents, const std::string& file, const CheckedRa
               std::uint32_t found) {
   const ArchiveRecord& record = contents.archive.records[range.record];
   const auto storage = StorageOf(contents, range.record);
-  const std::string tensors = storage ? TensorsIn(contents, *storage) : "";
-  const std::string what = tensors.empty()
-                               ? fmt::format("record '{}'", record.name)
-                               : fmt::format("tensor '{}' (record '{}')", tensors, record.name);
+  const auto [tensor, more] =
+      storage ? TensorsIn(contents, *storage) : std::pair<std::string, std::size_t>();
+  const std::string others = more == 0 ? "" : fmt::format(" and {} more", more);
+  const std::string what =
+      tensor.empty() ? fmt::format("record '{}'", record.name)
+                     : fmt::format("tensor '{}'{} (record '{}')", tensor, others, record.name);
   return {.code = ErrorCode::kCorrupt,
           .operation = "read",
           .path = file,
           .offset = record.body_offset,
-          .entry = tensors.empty() ? record.name : tensors,
+          .entry = tensor.empty() ? record.name : tensor,
           .expected_crc = record.crc,
           .found_crc = found,
           .detail = fmt::format("{} is damaged: its {} bytes have the CRC-32 {:08x}, not {:08x}",

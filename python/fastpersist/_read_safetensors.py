@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of a safetensors file: views of the memory that the file was read into."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from fastpersist import _core, _log
+from fastpersist._errors import ArgumentError, UnsupportedFileError
+
+
+def load(file: _core.File, map_location: Any, options: _core.Options) -> dict[str, Any]:
+    """Every tensor by its name, in the order of the header.
+
+    torch tensors on the device that map_location names (a string or a torch.device; None: CPU), or
+    NumPy arrays where torch is not installed. The format has no checksums to compare.
+    """
+    make = _torch_tensor if importlib.util.find_spec("torch") else _numpy_array
+    device = _device(map_location)
+    arena = file.read_all(options)
+    if file.info["warning"]:
+        _log.warn_once(file.info["warning"])
+    storages = file.storages()
+    made = {}
+    for name, dtype, shape, _, storage, _, size, *_ in file.tensors():
+        assert storage is not None  # the format has no meta tensors
+        made[name] = make(name, dtype, shape, arena, storages[storage][1], size)
+    arena.let_go()
+    if device is not None:
+        made = {name: tensor.to(device) for name, tensor in made.items()}
+    return made
+
+
+def _device(map_location: Any) -> Any:
+    """What to call `to` with; None: nothing."""
+    if map_location is None or str(map_location) == "cpu":
+        return None
+    if isinstance(map_location, bytes):
+        map_location = map_location.decode()
+    if not isinstance(map_location, str) and type(map_location).__name__ != "device":
+        raise ArgumentError(
+            "load failed: for a safetensors file map_location is a device, not "
+            f"{type(map_location).__name__}"
+        )
+    return map_location
+
+
+def _torch_tensor(
+    name: str, dtype: str, shape: tuple[int, ...], arena: _core.Arena, offset: int, size: int
+) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise UnsupportedFileError(
+            f"load failed: tensor '{name}' has type {dtype}, which torch {torch.__version__} lacks"
+        )
+    if size == 0:
+        return torch.empty(shape, dtype=kind)
+    # Through bytes: a copy is needed where the elements do not lie on multiples of their size.
+    tensor = torch.frombuffer(arena.view(offset, size), dtype=torch.uint8)
+    if offset % kind.itemsize:
+        tensor = tensor.clone()
+    made = torch.empty(0, dtype=kind)
+    with torch.no_grad():
+        return made.set_(tensor.untyped_storage(), 0, shape)  # type: ignore[call-overload]
+
+
+def _numpy_array(
+    name: str, dtype: str, shape: tuple[int, ...], arena: _core.Arena, offset: int, size: int
+) -> Any:
+    import numpy
+
+    try:
+        kind = numpy.dtype(dtype)
+    except TypeError:
+        raise UnsupportedFileError(
+            f"load failed: tensor '{name}' has type {dtype}, which NumPy lacks; install torch"
+        ) from None
+    if size == 0:
+        return numpy.empty(shape, dtype=kind)
+    # NumPy objects keep their buffer alive; it does not matter how they are aligned.
+    return numpy.frombuffer(arena.view(offset, size), dtype=kind).reshape(shape)

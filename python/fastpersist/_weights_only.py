@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says which entries of a file weights_only=True refuses, and how to allow them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from fastpersist import _core
+from fastpersist._errors import WeightsOnlyError
+
+_MOST_SHOWN = 5
+
+
+def explain(error: Exception, file: _core.File, path: bytes | None) -> WeightsOnlyError:
+    """An error for `raise ... from error`."""
+    entries = refused(file)
+    where = "" if path is None else f" on {os.fsdecode(path)}"
+    if not entries:
+        return WeightsOnlyError(f"load failed{where}: weights_only=True refuses it: {error}", [])
+    shown = ", ".join(f"'{place}' ({what})" for place, what in entries[:_MOST_SHOWN])
+    if len(entries) > _MOST_SHOWN:
+        shown += f" and {len(entries) - _MOST_SHOWN} more"
+    wanted = sorted({what.replace(" ", ".") for _, what in entries})
+    return WeightsOnlyError(
+        f"load failed{where}: weights_only=True does not make {shown}; if you trust the file, allow "
+        f"them with torch.serialization.add_safe_globals([{', '.join(wanted)}]), or load with "
+        "weights_only=False, which may run any code that the file asks for",
+        entries,
+    )
+
+
+def refused(file: _core.File) -> list[tuple[str, str]]:
+    """(place in the state, "module name") of what weights_only=True would not make."""
+    allowed = _allowed()
+    return [
+        (place, what)
+        for place, what, opaque in file.values()
+        if opaque and what.replace(" ", ".") not in allowed
+    ]
+
+
+def _allowed() -> dict[str, Any]:
+    """What torch makes anyway and what the user allowed; both are private to torch."""
+    module = torch._weights_only_unpickler
+    names: dict[str, Any] = {}
+    for function in ("_get_allowed_globals", "_get_user_allowed_globals"):
+        try:
+            names.update(getattr(module, function)())
+        except Exception:  # then more entries are listed than need be
+            continue
+    return names
