@@ -17,11 +17,16 @@
 #include "base/unique_fd.h"
 #include "checkpoint/buffer_sizes.h"
 #include "checkpoint/staging_lease.h"
+#include "file/page_cache.h"
 #include "pipeline/read_stream.h"
 
 namespace fastpersist::checkpoint {
 namespace {
 
+// With this much of a file in the page cache, copying from there is faster than the device.
+constexpr double kMostlyCached = 0.8;
+// A copy from the page cache is bound by the processor: more threads than that gain little.
+constexpr unsigned kCopyThreads = 4;
 constexpr plan::DeviceLimits kBuffered{.memory_align = 1, .offset_align = 1, .direct = false};
 
 using Refused = std::vector<std::pair<Engine, std::string>>;
@@ -33,6 +38,9 @@ class DataFile {
   DataFile(const file::InputFile& file, const Options& options, const file::FileOps& files)
       : files_(files), fd_(file.fd()) {
     if (!options.direct || options.engine == Engine::kBuffered) return;
+    cached_ = options.engine == Engine::kAuto &&
+              file::CachedShare(file.fd(), file.size()) >= kMostlyCached;
+    if (cached_) return;
     // Through /proc, so that it is the same file even if its name is another's by now.
     const std::string name = fmt::format("/proc/self/fd/{}", file.fd());
     const int fd = files.Open(AT_FDCWD, name.c_str(), O_RDONLY | O_DIRECT, 0);
@@ -50,6 +58,8 @@ class DataFile {
   [[nodiscard]] int fd() const { return fd_; }
   [[nodiscard]] const plan::DeviceLimits& limits() const { return limits_; }
   [[nodiscard]] bool fell_back() const { return fell_back_; }
+  /// Not direct, because most of it is in memory already.
+  [[nodiscard]] bool cached() const { return cached_; }
   [[nodiscard]] int LeaveDirect() const { return files_.SetDirect(fd_, false); }
 
  private:
@@ -59,6 +69,7 @@ class DataFile {
   base::ForkClosed fork_closed_;  // after own_: unregistered before it is closed
   plan::DeviceLimits limits_ = kBuffered;
   bool fell_back_ = false;
+  bool cached_ = false;
 };
 
 // One attempt to read everything, with one engine.
@@ -99,8 +110,7 @@ class ReadAttempt {
       staging = lease->pool().memory().first(sizes.staging);
       slots = static_cast<unsigned>(sizes.staging / sizes.block);
     }
-    auto choice = engine::ChooseEngine(options_.engine, limits.direct, depth,
-                                       environment_.make_engine, refused);
+    auto choice = Choose(data, depth, refused);
     if (staging.size() >= kMinRegistered) (void)choice.engine->RegisterMemory(staging);
     const Engine chosen = choice.engine->kind();
     info_.staged_bytes = plan.staged_bytes;
@@ -126,6 +136,18 @@ class ReadAttempt {
   [[nodiscard]] Engine failed_engine() const { return failed_engine_; }
 
  private:
+  [[nodiscard]] engine::EngineChoice Choose(const DataFile& data, unsigned depth,
+                                            const Refused& refused) const {
+    if (data.cached() && refused.empty()) {
+      auto threads = environment_.make_engine(Engine::kThreads, std::min(depth, kCopyThreads));
+      if (threads) {
+        return {.engine = *std::move(threads), .reason = "the file is in the page cache"};
+      }
+    }
+    return engine::ChooseEngine(options_.engine, data.limits().direct, depth,
+                                environment_.make_engine, refused);
+  }
+
   [[nodiscard]] Result<void> Failed(Error error) const {
     error.path = file_.name();
     return std::unexpected(std::move(error));
