@@ -161,7 +161,7 @@ class PyFile {
       std::ranges::copy(arena_->arena.memory().subspan(record->body_offset, record->size),
                         out.begin());
     }
-    if (const std::uint32_t found = base::Crc32(out); found != record->crc) {
+    if (const std::uint32_t found = base::Crc32(out); now->checksums && found != record->crc) {
       Raise({.code = ErrorCode::kCorrupt,
              .operation = "read",
              .path = file_ ? file_->path() : std::string(),
@@ -289,6 +289,7 @@ void BindReading(nb::module_& m) {
                      return file.contents()->kind == Contents::Kind::kTorch ? "torch"
                                                                             : "safetensors";
                    })
+      .def_prop_ro("checksums", [](const PyFile& file) { return file.contents()->checksums; })
       .def_prop_ro("metadata", [](const PyFile& file) { return file.contents()->metadata; })
       .def_prop_ro("pickle", [](const PyFile& file) { return ToBytes(file.contents()->pickle); })
       .def_prop_ro("byteorder", [](const PyFile& file) { return file.contents()->byteorder; })

@@ -10,8 +10,10 @@ from typing import Any
 
 __version__: str
 
-ErrorFactory = Callable[[str, str, bytes, int | None, int, bytes], Exception]
-"""code, operation, path, offset, errno, message"""
+ErrorFactory = Callable[
+    [str, str, bytes, int | None, int, bytes, bytes, int | None, int | None], Exception
+]
+"""code, operation, path, offset, errno, message, entry, expected and found CRC-32"""
 
 def set_error_factory(factory: ErrorFactory) -> None:
     """Registers what makes exceptions of the core's errors."""
@@ -112,3 +114,93 @@ def archive_prefix(path: bytes) -> str:
     """What torch calls the archive in a file of this name; empty where it refuses the name."""
 
 def save(stream: Stream, path: bytes, options: Options) -> SaveInfo: ...
+
+class ArenaView:
+    """Memory of one storage, with the buffer protocol. Its pages go when it goes."""
+
+class Arena:
+    """Memory that mirrors a file."""
+
+    @property
+    def size(self) -> int: ...
+    def view(self, offset: int, size: int) -> ArenaView:
+        """A piece that no other view has a part in."""
+
+    def memoryview(self) -> memoryview:
+        """All of it, writable; to be dropped before the arena is."""
+
+    def let_go(self) -> None:
+        """From now on views give their pages back when they go."""
+
+def arena(size: int) -> Arena: ...
+
+class TorchMakers:
+    """What `File.unpickle_plain` must know of the installed torch."""
+
+    def __init__(
+        self,
+        frombuffer: Callable[..., Any],
+        empty: Callable[..., Any],
+        untyped_storage: Callable[..., Any],
+        rebuild_parameter: Callable[..., Any],
+        size: type[Any],
+        ordered_dict: type[Any],
+        storage_dtypes: dict[str, Any],
+        torch: Any,
+    ) -> None: ...
+
+StoredTensor = tuple[
+    str, str, tuple[int, ...], tuple[int, ...], int | None, int, int, str, bool, bool
+]
+"""name, type, shape, strides, storage, offset in it in bytes, bytes, device, conjugate, negative"""
+
+class File:
+    """An open checkpoint file."""
+
+    @property
+    def kind(self) -> str:
+        """ "torch" or "safetensors"."""
+
+    @property
+    def checksums(self) -> bool:
+        """Whether the file has any: not safetensors, nor torch with checksums switched off."""
+
+    @property
+    def metadata(self) -> dict[str, str]: ...
+    @property
+    def pickle(self) -> bytes: ...
+    @property
+    def byteorder(self) -> str: ...
+    @property
+    def info(self) -> dict[str, Any]:
+        """How the last read went."""
+
+    def storages(self) -> list[tuple[str, int, int]]:
+        """(name, offset in the file, bytes)"""
+
+    def tensors(self) -> list[StoredTensor]: ...
+    def values(self) -> list[tuple[str, str, bool]]:
+        """(name, text, opaque)"""
+
+    def records(self) -> list[tuple[str, int, int]]:
+        """(name without the prefix, offset of the body in the file, bytes)"""
+
+    def record(self, name: str) -> bytes:
+        """A body, compared with its checksum."""
+
+    def read_all(self, options: Options) -> Arena:
+        """All of the file, every checksum compared."""
+
+    def read_pieces(
+        self, pieces: Sequence[tuple[int, int, int, int]], checked: bool, options: Options
+    ) -> None:
+        """(storage, offset in it, bytes, address). checked: storages are read whole and compared
+        with their checksums."""
+
+    def looks_plain(self, any_location: bool) -> bool: ...
+    def unpickle_plain(
+        self, arena: Arena, makers: TorchMakers, any_location: bool
+    ) -> tuple[Any] | str: ...
+
+def open(path: bytes) -> File: ...
+def open_arena(arena: Arena, name: str) -> File: ...

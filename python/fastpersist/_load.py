@@ -206,6 +206,11 @@ def _load_torch(
         return _map(f, path, map_location, pickle_module, weights_only, pickle_load_args)
 
     def read_all() -> _core.Arena:
+        if not file.checksums:
+            _log.warn_once(
+                "a file was written with checksums switched off (set_crc32_options(False)): nothing "
+                "could be compared"
+            )
         arena = file.read_all(options)
         info = file.info
         if info["warning"]:

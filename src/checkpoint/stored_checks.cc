@@ -30,7 +30,7 @@ void AddRecord(RangeChecker::Plan& plan, const Contents& contents, std::uint32_t
                   .record = index});
   AddRange(plan, {.range = {.begin = record.body_offset, .end = record.body_end()},
                   .kind = CheckedRange::Kind::kBody,
-                  .crc = record.crc,
+                  .crc = contents.checksums ? std::optional(record.crc) : std::nullopt,
                   .record = index});
   AddRange(plan, {.range = {.begin = record.body_end(), .end = record.end},
                   .kind = CheckedRange::Kind::kDescriptor,

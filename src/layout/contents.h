@@ -24,7 +24,7 @@ struct StoredStorage {
   std::string name;                  ///< "data/0", or the tensor's name.
   std::uint64_t offset = 0;          ///< In the file.
   std::uint64_t size = 0;            ///< In bytes.
-  std::optional<std::uint32_t> crc;  ///< CRC-32; safetensors files have none.
+  std::optional<std::uint32_t> crc;  ///< CRC-32, if the file has checksums.
   /// Index into Contents::archive.records, or kNoRecord for safetensors.
   std::uint32_t record = UINT32_MAX;
 };
@@ -64,6 +64,10 @@ struct Contents {
   std::vector<StoredTensor> tensors;            ///< In the order of the state; names are unique.
   std::vector<StoredValue> values;              ///< Likewise.
   std::map<std::string, std::string> metadata;  ///< safetensors only.
+
+  /// False for safetensors files, and for PyTorch files written with checksums switched off, which
+  /// state 0 for every record: there is nothing to compare.
+  bool checksums = true;
 
   // PyTorch only:
   ZipDirectory archive;

@@ -193,7 +193,9 @@ Result<Contents> ReadSafetensorsFile(const ByteSource& source) {
     return std::unexpected(std::move(covered.error()));
   }
 
-  Contents contents{.kind = Contents::Kind::kSafetensors, .metadata = std::move(header->metadata)};
+  Contents contents{.kind = Contents::Kind::kSafetensors,
+                    .metadata = std::move(header->metadata),
+                    .checksums = false};
   contents.storages.reserve(entries.size());
   for (const std::uint32_t i : order) {
     contents.storages.push_back({.name = entries[i].name,

@@ -42,6 +42,13 @@ bool Has(const ZipDirectory& archive, std::string_view ending) {
       archive.records, [&](const ArchiveRecord& record) { return record.name.ends_with(ending); });
 }
 
+// torch.serialization.set_crc32_options(False) writes 0 for every record.
+bool HasChecksums(const ZipDirectory& archive) {
+  return std::ranges::any_of(archive.records, [](const ArchiveRecord& record) {
+    return record.size > 0 && record.crc != 0;
+  });
+}
+
 // An archive without data.pkl: what it is instead.
 std::unexpected<Error> RefuseForeignArchive(const ByteSource& source, const ZipDirectory& archive) {
   if (Has(archive, ".npy")) {
@@ -104,7 +111,8 @@ class SmallRecords {
     if (auto read = source_.Read(record->body_offset, bytes); !read) {
       return std::unexpected(std::move(read.error()));
     }
-    if (const std::uint32_t found = base::Crc32(bytes); found != record->crc) {
+    if (const std::uint32_t found = base::Crc32(bytes);
+        contents_.checksums && found != record->crc) {
       auto refused = Corrupt(*record, fmt::format("entry '{}' is damaged: its checksum is {:08x} "
                                                   "and should be {:08x}",
                                                   Shown(*record), found, record->crc));
@@ -199,11 +207,12 @@ void AddStorages(Contents& contents) {
   for (std::uint32_t i = 0; i < records.size(); ++i) {
     const ArchiveRecord& record = records[i];
     if (!record.name.starts_with(start) || record.name.size() == start.size()) continue;
-    contents.storages.push_back({.name = record.name.substr(contents.prefix.size() + 1),
-                                 .offset = record.body_offset,
-                                 .size = record.size,
-                                 .crc = record.crc,
-                                 .record = i});
+    contents.storages.push_back(
+        {.name = record.name.substr(contents.prefix.size() + 1),
+         .offset = record.body_offset,
+         .size = record.size,
+         .crc = contents.checksums ? std::optional(record.crc) : std::nullopt,
+         .record = i});
   }
 }
 
@@ -227,6 +236,7 @@ Result<Contents> ReadTorchFile(const ByteSource& source) {
   auto archive = ReadZipDirectory(source);
   if (!archive) return std::unexpected(std::move(archive.error()));
   contents.archive = std::move(*archive);
+  contents.checksums = HasChecksums(contents.archive);
   auto prefix = FindPrefix(source, contents.archive);
   if (!prefix) return std::unexpected(std::move(prefix.error()));
   contents.prefix = std::move(*prefix);
