@@ -5,13 +5,16 @@
 #include <utility>
 
 #include "base/fork_guard.h"
+#include "checkpoint/buffer_sizes.h"
 #include "checkpoint/read_ranges.h"
 #include "checkpoint/stored_checks.h"
+#include "memory/prefault.h"
 
 namespace fastpersist::checkpoint {
 namespace {
 
 constexpr std::size_t kMostDamages = 1000;
+constexpr std::uint64_t kReadAhead = 2 * kDefaultDepth * kDefaultBlock;
 
 }  // namespace
 
@@ -44,18 +47,22 @@ Result<ReadInfo> OpenedFile::Run(const MakeChecks& make_checks, const Options& o
                                  Verification& found) {
   for (bool located = false;; located = true) {
     const auto now = contents();
-    const pipeline::RangeChecker::Plan checks = make_checks(*now);
+    pipeline::RangeChecker::Plan checks = make_checks(*now);
+    checks.may_give_up = !located;
     pipeline::RangeChecker checker(checks);
     auto info =
         ReadRanges(file_, WantedRanges(checks), checks.deliveries, checker, options, environment_);
     if (!info) return info;
-    if (!checker.gave_up() || located) {
+    if (!checker.gave_up()) {
       found.damages = checker.damages();
       found.checked_records = checker.compared();
       found.unchecked_records = checker.uncompared();
       return info;
     }
-    if (auto done = LocateBodies(); !done) return std::unexpected(done.error());
+    // Headers that cannot be believed leave the bodies where they were: the next pass then says
+    // which of them is damaged, and goes on with the rest.
+    auto done = LocateBodies();
+    if (!done && done.error().code != ErrorCode::kCorrupt) return std::unexpected(done.error());
   }
 }
 
@@ -101,22 +108,27 @@ Result<memory::Arena> OpenedFile::ReadAll(const Options& options, ReadInfo& info
     return arena;
   }
   Verification found;
-  auto done = Run(
-      [&](const layout::Contents& contents) {
-        auto checks = ChecksForAll(contents, path());
-        checks.deliveries.push_back({.range = {.begin = 0, .end = size()},
-                                     .memory = arena->memory().data(),
-                                     .roomy = true});
-        if (progress) {
-          checks.advance = [&](std::uint64_t bytes) { progress(bytes, size()); };
-        }
-        return checks;
-      },
-      options, found);
+  const auto done = [&] {
+    // As far ahead as reads are pending or in flight.
+    memory::Prefault prefault({arena->memory().data(), arena->roomy_size()}, kReadAhead);
+    return Run(
+        [&](const layout::Contents& contents) {
+          auto checks = ChecksForAll(contents, path());
+          checks.deliveries.push_back({.range = {.begin = 0, .end = size()},
+                                       .memory = arena->memory().data(),
+                                       .roomy = true});
+          checks.advance = [&](std::uint64_t bytes) {
+            prefault.Reached(bytes);
+            if (progress) progress(bytes, size());
+          };
+          return checks;
+        },
+        options, found);
+  }();
   arena->AllowFork();
   if (!done) return std::unexpected(done.error());
   if (!found.damages.empty()) return std::unexpected(found.damages.front());
-  info = *std::move(done);
+  info = *done;
   return arena;
 }
 

@@ -4,33 +4,16 @@
 #include <pthread.h>
 
 #include <condition_variable>
-#include <csignal>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "base/signals_blocked.h"
 #include "engine/buffered_engine.h"
 
 namespace fastpersist::engine {
 namespace {
-
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-  SignalsBlocked(SignalsBlocked&&) = delete;
-  SignalsBlocked& operator=(SignalsBlocked&&) = delete;
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_{};
-};
 
 class ThreadsEngine final : public IoEngine {
  public:
@@ -48,7 +31,7 @@ class ThreadsEngine final : public IoEngine {
   }  // std::jthread joins
 
   Result<void> Open(unsigned depth) {
-    const SignalsBlocked blocked;
+    const base::SignalsBlocked blocked;
     try {
       for (unsigned i = 0; i < depth; ++i) {
         threads_.emplace_back([this] { Work(); });
