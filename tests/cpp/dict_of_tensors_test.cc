@@ -190,7 +190,7 @@ TEST(DictOfTensors, OfPulledTensorsIsTorchsFileAlsoForTypesWithoutAStorageClass)
     for (const int value : values) body.push_back(static_cast<std::byte>(value));
     const std::uint64_t length = body.size();
     tensors.push_back({.name = name,
-                       .type = FindElementType(type),
+                       .type = FindTorchDtype(type),
                        .shape = shape,
                        .body = {.pull_id = pulled->Add(std::move(body)), .length = length}});
   };
