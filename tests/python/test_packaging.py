@@ -89,7 +89,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         names = archive.namelist()
     folders = {name.split("/")[0] for name in names}
     information = f"fastpersist-{version_in_the_header()}.dist-info"
-    assert folders == {"fastpersist", information}
+    data = f"fastpersist-{version_in_the_header()}.data"
+    assert folders == {"fastpersist", information, data}
+    assert [n for n in names if n.startswith(data)] == [f"{data}/scripts/fastpersist"]
     modules = {path.name for path in (REPOSITORY / "python/fastpersist").glob("*.py*")}
     inside = {name.split("/", 1)[1] for name in names if name.startswith("fastpersist/")}
     core = {name for name in inside if name.startswith("_core.") and name.endswith(".so")}

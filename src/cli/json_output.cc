@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/json_output.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace fastpersist::cli {
+namespace {
+
+constexpr int kSchema = 1;
+
+std::string_view CodeName(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+      return "invalid_argument";
+    case ErrorCode::kUnsupportedState:
+      return "unsupported_state";
+    case ErrorCode::kStorage:
+      return "storage";
+    case ErrorCode::kForked:
+      return "forked";
+    case ErrorCode::kCorrupt:
+      return "corrupt";
+    case ErrorCode::kUnsupportedFile:
+      return "unsupported_file";
+    case ErrorCode::kNotFound:
+      return "not_found";
+    case ErrorCode::kMismatch:
+      return "mismatch";
+  }
+  return "";
+}
+
+Json Checksum(std::optional<std::uint32_t> crc) {
+  return crc ? Json(fmt::format("{:08x}", *crc)) : Json(nullptr);
+}
+
+}  // namespace
+
+Json JsonDocument(std::string_view command) { return {{"schema", kSchema}, {"command", command}}; }
+
+Json ToJson(const Error& error) {
+  return {{"code", CodeName(error.code)},
+          {"entry", error.entry},
+          {"offset", error.offset ? Json(*error.offset) : Json(nullptr)},
+          {"expected_crc32", Checksum(error.expected_crc)},
+          {"found_crc32", Checksum(error.found_crc)},
+          {"message", error.Message()}};
+}
+
+std::string JsonText(const Json& document) {
+  return document.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+}  // namespace fastpersist::cli
