@@ -34,10 +34,10 @@ CTEST = $(patsubst %cmake,%ctest,$(CMAKE))
 
 .PHONY: help
 help:  ## List the targets (this text)
-	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'Options: PYTHON=interpreter (3.10 or newer)   PREFIX=folder for install ($(PREFIX))'
-	@echo "         CTEST_ARGS='-R engine'   PYTEST_ARGS='-k alias -x'   BENCH_ARGS='--size 100M --json out.json'"
+	@echo "         CTEST_ARGS='-R engine'   PYTEST_ARGS='-k alias -x'   BENCH_ARGS='--quick --json out.json'"
 	@echo "         DEMO_ARGS=...            LINT_STEPS='ruff mypy'      CMAKE=cmake to use"
 	@echo "         FUZZ_SECONDS=60          FUZZ_TARGETS='$(FUZZ_TARGETS)'"
 
@@ -104,15 +104,21 @@ fuzz-canary: setup build/fuzz/build.ninja  ## Show that the fuzzer finds a plant
 # --- Show and measure ---
 
 .PHONY: demo
-demo: build  ## Train a small GPT, save it with torch.save and with fastpersist, compare
+demo: build  ## Train a small GPT, save it with torch.save and fastpersist, compare, load, go on
 	$(VENV_PYTHON) examples/demo/demo.py $(DEMO_ARGS)
 
-.PHONY: bench bench-ram bench-packages
+.PHONY: bench bench-ram bench-load bench-load-ram bench-packages
 bench: build bench-packages  ## Compare saving with other writers and with the limit of this disk
 	$(VENV_PYTHON) -m bench.save $(BENCH_ARGS)
 
 bench-ram: build bench-packages  ## The same on a loop device over RAM (root; made and removed)
 	$(VENV_PYTHON) -m bench.save --ram $(BENCH_ARGS)
+
+bench-load: build bench-packages  ## Compare loading with other loaders and with the limit of this disk
+	$(VENV_PYTHON) -m bench.load $(BENCH_ARGS)
+
+bench-load-ram: build bench-packages  ## The same on a loop device over RAM (root; made and removed)
+	$(VENV_PYTHON) -m bench.load --ram $(BENCH_ARGS)
 
 bench-packages:
 	@PYTHON='$(PYTHON)' scripts/setup.sh bench

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the rates of the writers from JSON results of bench.save, one panel for each result.
+"""Draws the rates of writers or loaders from JSON results, one panel for each result.
 
 `python -m bench.chart disk.json ram.json --output save.png`
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 OUR_NAME = "fastpersist"
+OUR_NAMES = (OUR_NAME, "fp.load", "fp.load_into")
 OUR_COLOUR = "#1b6ca8"
 OTHER_COLOUR = "#9aa5b1"
 LIMIT_COLOUR = "#c0392b"
@@ -59,7 +60,7 @@ def _draw_panel(axes: Any, document: dict[str, Any], state: dict[str, Any]) -> N
             [middle - low for low, middle, _ in rates],
             [high - middle for _, middle, high in rates],
         ],
-        color=[OUR_COLOUR if entry["name"] == OUR_NAME else OTHER_COLOUR for entry in bars],
+        color=[OUR_COLOUR if entry["name"] in OUR_NAMES else OTHER_COLOUR for entry in bars],
         error_kw={"elinewidth": 1, "ecolor": "#444444"},
     )
     for entry in state["contenders"]:
@@ -74,7 +75,8 @@ def _draw_panel(axes: Any, document: dict[str, Any], state: dict[str, Any]) -> N
             axes.legend(loc="lower right", fontsize=7)
     storage = document["machine"]["file_system"].get("type", "?")
     axes.set_title(f"{state['title']}\n{storage} on {_device(document)}", fontsize=9)
-    axes.set_xlabel("GB/s, synced to the device (median, middle half)", fontsize=8)
+    how = "read cold" if document.get("program") == "bench.load" else "synced to the device"
+    axes.set_xlabel(f"GB/s, {how} (median, middle half)", fontsize=8)
     axes.tick_params(labelsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -89,7 +91,9 @@ def _device(document: dict[str, Any]) -> str:
 def main() -> int:
     """Draws what the command line asks for; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.chart", description=__doc__)
-    parser.add_argument("results", nargs="+", type=Path, help="what bench.save --json wrote")
+    parser.add_argument(
+        "results", nargs="+", type=Path, help="what bench.save or bench.load wrote with --json"
+    )
     parser.add_argument("--output", type=Path, required=True, help="the picture, for example a PNG")
     parser.add_argument("--state", default="gpt2", help="which state (default: %(default)s)")
     arguments = parser.parse_args()

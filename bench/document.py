@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.goals import Goal, relative_to_limit
-from bench.leaks import LeakResult
 from bench.results import StateResult
 from bench.rounds import LIMIT_NAMES
 from bench.statistics import quartiles
@@ -23,20 +22,23 @@ def document(
     facts: dict[str, Any],
     arguments: dict[str, Any],
     results: Mapping[str, StateResult],
-    leaks: LeakResult | None,
     goals: Sequence[Goal],
+    extra: Mapping[str, Any],
+    *,
+    program: str = "bench.save",
 ) -> dict[str, Any]:
     """Everything that was measured, ready for json.dump.
 
-    facts: of machine.describe; arguments: of the command line, its seed among them.
+    facts: of machine.describe; arguments: of the command line, its seed among them; extra: what
+    only this program measures.
     """
     return {
         "schema": SCHEMA_VERSION,
-        "program": "bench.save",
+        "program": program,
         "arguments": arguments,
         "machine": facts,
         "states": [_state(result, arguments["seed"]) for result in results.values()],
-        "leaks": leaks.as_json() if leaks else None,
+        **extra,
         "goals": [goal.as_json() for goal in goals],
     }
 
@@ -52,6 +54,8 @@ def _state(result: StateResult, seed: int) -> dict[str, Any]:
         "limit": result.fastest(LIMIT_NAMES),
         "absent": result.absent,
         "equals_torch_save": result.equals_torch_save,
+        "warm_share": result.warm_share,
+        "equals_original": result.equals_original,
         "contenders": [
             {
                 "name": name,
@@ -61,6 +65,7 @@ def _state(result: StateResult, seed: int) -> dict[str, Any]:
                 "first_save": (
                     asdict(result.first_saves[name]) if name in result.first_saves else None
                 ),
+                "peak_rss": result.peak_rss(name),
                 "stage_seconds": result.stages(name),
                 "samples": [
                     {"round": entry.round, "group": entry.group, **entry.sample.as_json()}

@@ -58,25 +58,25 @@ def evaluate(
     goals += _engines(results.get("gpt2"), seed)
     goals += [
         _peak_rss(results.get("gpt2")),
-        _ratio(
+        ratio_goal(
             "100,000 one-element tensors, time against torch.save",
             results.get("tiny"),
             peers.TORCH,
-            _seconds,
+            seconds_of,
             f"<= {TINY_AGAINST_TORCH:g}",
             lambda ratio: ratio <= TINY_AGAINST_TORCH,
             seed,
         ),
-        _ratio(
+        ratio_goal(
             "1 MB in all, time against torch.save, committed",
             results.get("small"),
             peers.TORCH_COMMITTED,
-            _seconds,
+            seconds_of,
             f"<= {SMALL_AGAINST_TORCH:g}",
             lambda ratio: ratio <= SMALL_AGAINST_TORCH,
             seed,
         ),
-        _ratio(
+        ratio_goal(
             "CPU seconds per GB against torch.save, GPT-2 state",
             results.get("gpt2"),
             peers.TORCH,
@@ -90,11 +90,13 @@ def evaluate(
     return goals
 
 
-def _seconds(sample: Sample) -> float:
+def seconds_of(sample: Sample) -> float:
+    """The quantity time."""
     return sample.seconds
 
 
-def _rate(sample: Sample) -> float:
+def rate_of(sample: Sample) -> float:
+    """The quantity bytes per second."""
     return sample.rate
 
 
@@ -108,7 +110,7 @@ def verdict(found: Estimate, reached: Callable[[float], bool]) -> str:
     return f"not measured, repeat: {found.doubt} (so far {outcome})" if found.doubt else outcome
 
 
-def _ratio(
+def ratio_goal(
     name: str,
     result: StateResult | None,
     other: str,
@@ -118,17 +120,19 @@ def _ratio(
     seed: int,
     first: str = peers.FASTPERSIST,
 ) -> Goal:
+    """A goal for the ratio first/other of `quantity`; not measured if they never met."""
     if result is None:
-        return _not_measured(name, goal, "this state was not in the run")
+        return not_measured(name, goal, "this state was not in the run")
     found = result.ratio(first, other, quantity, seed=seed)
     if found is None:
         who = first if not result.samples(first) else other
-        return _not_measured(name, goal, f"{who} {result.absent.get(who, 'not in this run')}")
+        return not_measured(name, goal, f"{who} {result.absent.get(who, 'not in this run')}")
     interval = f"{found.low:.3f} to {found.high:.3f}, {found.count} pairs"
     return Goal(name, goal, f"{found.median:.3f}", interval, verdict(found, reached))
 
 
-def _not_measured(name: str, goal: str, reason: str) -> Goal:
+def not_measured(name: str, goal: str, reason: str) -> Goal:
+    """The line of a goal that this run says nothing about."""
     return Goal(name, goal, "-", "-", f"not measured: {reason}")
 
 
@@ -139,11 +143,11 @@ def _limit(result: StateResult | None, on_ram: bool, seed: int) -> Goal:
     limit = result.fastest(LIMIT_NAMES) if result else None
     if result and limit:
         name += f" ({result.titles[limit]})"
-    return _ratio(
+    return ratio_goal(
         name,
         result,
         limit or LIMIT_NAMES[0],
-        _rate,
+        rate_of,
         f">= {goal:.2f}",
         lambda ratio: ratio >= goal,
         seed,
@@ -162,11 +166,11 @@ def _engines(result: StateResult | None, seed: int) -> list[Goal]:
             goals.append(Goal(title, goal, "1", "it is the best", MET))
             continue
         goals.append(
-            _ratio(
+            ratio_goal(
                 title,
                 result,
                 best or name,
-                _rate,
+                rate_of,
                 goal,
                 lambda ratio: ratio >= ENGINE_AGAINST_BEST,
                 seed,
@@ -182,7 +186,7 @@ def _peak_rss(result: StateResult | None) -> Goal:
     goal = f"<= {most / 1e6:.1f} MB"
     first = result.first_saves.get(peers.FASTPERSIST) if result else None
     if first is None:
-        return _not_measured(name, goal, "not in this run")
+        return not_measured(name, goal, "not in this run")
     reached = MET if first.rss_growth <= most else MISSED
     return Goal(name, goal, f"{first.rss_growth / 1e6:.1f} MB", "-", reached)
 
@@ -190,7 +194,7 @@ def _peak_rss(result: StateResult | None) -> Goal:
 def _leaks(leaks: LeakResult | None) -> Goal:
     name = "descriptors, threads, RSS after 50 saves, half of them failing"
     if leaks is None:
-        return _not_measured(name, "unchanged", "not in this run")
+        return not_measured(name, "unchanged", "not in this run")
     before, after = leaks.before, leaks.after
     value = (
         f"{before.descriptors} -> {after.descriptors}, {before.threads} -> {after.threads}, "
@@ -205,7 +209,7 @@ def relative_to_limit(result: StateResult, seed: int) -> dict[str, Estimate]:
     if limit is None:
         return {}
     found: dict[str, Any] = {
-        name: result.ratio(name, limit, _rate, seed=seed)
+        name: result.ratio(name, limit, rate_of, seed=seed)
         for name in result.measured()
         if name not in LIMIT_NAMES
     }

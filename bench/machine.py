@@ -19,6 +19,8 @@ PACKAGES = (
     "numpy",
     "safetensors",
     "torchsnapshot",
+    "runai-model-streamer",
+    "fastsafetensors",
     "deepspeed",
 )
 QUEUE_FACTS = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures one save: wall time, CPU time of the process and of the whole machine, peak memory.
+"""Measures one save or load: wall time, CPU time of process and whole machine, peak memory.
 
 CPU time of the process covers all its threads, io_uring's workers included. Kernel threads that
 work for it (write-back, loop devices) are charged to nobody: they show only in the machine's CPU
@@ -25,7 +25,7 @@ Detail = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured save. `bytes` are the tensors' bytes, not the file's."""
+    """One measured save or load. `bytes` are the tensors' bytes, not the file's."""
 
     seconds: float
     bytes: int
@@ -49,19 +49,19 @@ class Sample:
         return asdict(self) | {"detail": dict(self.detail)}
 
 
-def measure(save: Callable[[], Detail | None], bytes_saved: int) -> Sample:
-    """Runs `save` once and measures it; what it returns becomes the sample's detail."""
+def measure(work: Callable[[], Detail | None], bytes_moved: int) -> Sample:
+    """Runs `work` once and measures it; what it returns becomes the sample's detail."""
     rss_before = rss_bytes()
     can_reset = _reset_peak_rss()
     machine_before = machine_cpu_seconds()
     cpu_before = process_cpu_seconds()
     start = time.perf_counter()
-    detail = save()
+    detail = work()
     seconds = time.perf_counter() - start
     cpu = process_cpu_seconds() - cpu_before
     return Sample(
         seconds=seconds,
-        bytes=bytes_saved,
+        bytes=bytes_moved,
         cpu_seconds=cpu,
         machine_cpu_seconds=machine_cpu_seconds() - machine_before,
         rss_growth=max(0, peak_rss_bytes() - rss_before) if can_reset else None,

@@ -15,7 +15,6 @@ from bench.rounds import LIMIT_NAMES
 from bench.statistics import quartiles, three_digits
 
 LARGE_COLUMNS = (
-    "writer",
     "GB/s",
     "middle half",
     "seconds",
@@ -25,7 +24,7 @@ LARGE_COLUMNS = (
     "machine CPU s/GB",
     "peak RSS",
 )
-SMALL_COLUMNS = ("writer", "ms", "middle half", "CPU ms", "machine CPU ms")
+SMALL_COLUMNS = ("ms", "middle half", "CPU ms", "machine CPU ms")
 GOAL_COLUMNS = ("goal", "must", "found", "95 % interval", "verdict")
 NOTHING = "-"
 
@@ -35,20 +34,22 @@ def text(
     results: Mapping[str, StateResult],
     goals: Sequence[Goal],
     seed: int,
+    *,
+    who: str = "writer",
 ) -> str:
-    """The whole report."""
+    """The whole report; `who` heads the contenders' column."""
     parts = ["\n".join(filter(None, (machine.summary(facts), machine.busy_warning(facts))))]
-    parts += [state_report(result, seed) for result in results.values()]
+    parts += [state_report(result, seed, who) for result in results.values()]
     parts.append(goal_table(goals))
     return "\n\n".join(parts)
 
 
-def state_report(result: StateResult, seed: int) -> str:
+def state_report(result: StateResult, seed: int, who: str = "writer") -> str:
     """One state: the table, where writers that tell spend their time, and who is missing."""
     shown = f"{result.bytes / 1e9:.3g} GB" if result.is_large else f"{result.bytes / 1e6:.3g} MB"
     lines = [f"{result.title}: {shown} in {result.tensors:,} tensors, {result.rounds} rounds"]
     if result.measured():
-        lines.append(large_table(result, seed) if result.is_large else small_table(result))
+        lines.append(table_of(result, seed, who))
     lines += [line for name in result.measured() if (line := stages_line(result, name))]
     if result.equals_torch_save is not None:
         lines.append(
@@ -56,11 +57,26 @@ def state_report(result: StateResult, seed: int) -> str:
             if result.equals_torch_save
             else "WRONG: fp.save and torch.save wrote different files"
         )
+    if result.equals_original and all(result.equals_original.values()):
+        titles = "; ".join(result.titles[name] for name in result.equals_original)
+        lines.append(f"every tensor equals the original's, bit for bit: {titles}")
+    lines += [
+        f"WRONG: {result.titles[name]} did not load what was saved"
+        for name, equal in result.equals_original.items()
+        if not equal
+    ]
+    if result.warm_share:
+        lines.append(f"NOT COLD: {result.warm_share:.0%} of a file was in the page cache")
     lines += [f"without {name}: {reason}" for name, reason in result.absent.items()]
     return "\n".join(lines)
 
 
-def large_table(result: StateResult, seed: int) -> str:
+def table_of(result: StateResult, seed: int, who: str) -> str:
+    """The table that suits the state's size."""
+    return large_table(result, seed, who) if result.is_large else small_table(result, who)
+
+
+def large_table(result: StateResult, seed: int, who: str) -> str:
     """Rates of all contenders, the limit's settings first, then the fastest."""
     shares = relative_to_limit(result, seed)
     limit = result.fastest(LIMIT_NAMES)
@@ -73,7 +89,7 @@ def large_table(result: StateResult, seed: int) -> str:
         samples = result.samples(name)
         low, middle, high = quartiles([sample.rate / 1e9 for sample in samples])
         share = shares.get(name)
-        first = result.first_saves.get(name)
+        peak = result.peak_rss(name)
         row = (
             result.titles[name] + (" (the limit)" if name == limit else ""),
             f"{middle:.2f}",
@@ -83,13 +99,13 @@ def large_table(result: StateResult, seed: int) -> str:
             f"{share.low:.3f} to {share.high:.3f}" if share else NOTHING,
             f"{median(sample.cpu_seconds_per_gb for sample in samples):.2f}",
             _machine_cpu(samples, per_gb=True),
-            f"{first.rss_growth / 1e6:.0f} MB" if first else NOTHING,
+            f"{peak / 1e6:.0f} MB" if peak is not None else NOTHING,
         )
         rows.append(row)
-    return table(LARGE_COLUMNS, rows)
+    return table((who, *LARGE_COLUMNS), rows)
 
 
-def small_table(result: StateResult) -> str:
+def small_table(result: StateResult, who: str) -> str:
     """Times of all contenders, the fastest first."""
     rows = []
     for name in sorted(result.measured(), key=result.median_rate, reverse=True):
@@ -103,7 +119,7 @@ def small_table(result: StateResult) -> str:
             _machine_cpu(samples, per_gb=False),
         )
         rows.append(row)
-    return table(SMALL_COLUMNS, rows)
+    return table((who, *SMALL_COLUMNS), rows)
 
 
 def _machine_cpu(samples: Sequence[Sample], *, per_gb: bool) -> str:

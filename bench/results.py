@@ -49,6 +49,9 @@ class StateResult:
     absent: dict[str, str] = field(default_factory=dict)
     first_saves: dict[str, FirstSave] = field(default_factory=dict)
     equals_torch_save: bool | None = None  # None: not compared.
+    equals_original: dict[str, bool] = field(default_factory=dict)  # Of loaders.
+    fresh_processes: bool = False  # Each sample was taken in a process of its own.
+    warm_share: float = 0.0  # The largest share of a file that stayed in the page cache.
 
     @property
     def is_large(self) -> bool:
@@ -68,6 +71,15 @@ class StateResult:
         """Contenders with at least one sample, in the order of `titles`."""
         present = {entry.contender for entry in self.measurements}
         return [name for name in self.titles if name in present]
+
+    def peak_rss(self, contender: str) -> int | None:
+        """Growth of resident memory to its peak in a fresh process; of several the highest."""
+        if first := self.first_saves.get(contender):
+            return first.rss_growth
+        if not self.fresh_processes:
+            return None
+        found = [sample.rss_growth for sample in self.samples(contender)]
+        return max((growth for growth in found if growth is not None), default=None)
 
     def median_rate(self, contender: str) -> float:
         """Bytes per second."""

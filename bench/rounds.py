@@ -64,7 +64,7 @@ def contenders(
             try:
                 ready.append(_peer_contender(peers.PEERS[name], state))
             except Exception as error:  # Whatever another's package raises.
-                absent[name] = f"failed to start: {_one_line(error)}"
+                absent[name] = f"failed to start: {one_line(error)}"
         if name in absent:
             progress(f"{state.name}: without {name}: {absent[name]}")
     return ready, absent
@@ -145,7 +145,7 @@ def run_rounds(
         result.rounds = number
         remaining = (time.monotonic() - started) / number * (rounds - number)
         if worth_a_line(number, rounds):
-            progress(_round_line(result, number, rounds, measured, remaining))
+            progress(round_line(result, number, rounds, measured, remaining))
     return result
 
 
@@ -163,7 +163,7 @@ def _run_one(
     try:
         return contender.run(directory)
     except Exception as error:  # One failure must not cost all measurements.
-        result.absent[contender.name] = f"failed: {_one_line(error)}"
+        result.absent[contender.name] = f"failed: {one_line(error)}"
         progress(f"{result.name}: {contender.name} {result.absent[contender.name]}")
         return None
     finally:
@@ -196,9 +196,10 @@ def empty_directory(directory: Path) -> None:
             entry.unlink()
 
 
-def _round_line(
+def round_line(
     result: StateResult, number: int, rounds: int, measured: Sequence[Measurement], remaining: float
 ) -> str:
+    """What one round found, and how long the others will take."""
     found: dict[str, list[Sample]] = {}
     for entry in measured:
         name = "limit" if entry.contender in LIMIT_NAMES else entry.contender
@@ -213,6 +214,7 @@ def _round_line(
     return f"{result.name}: round {number}/{rounds}, {unit}: {best}; {remaining:.0f} s to go"
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Type and message of an exception, without line breaks."""
     text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {text[:200]}"

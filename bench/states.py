@@ -48,7 +48,7 @@ def build(name: str, *, size: float = 1.0, seed: int = 0) -> State:
         raise ValueError(f"size must be positive, got {size}")
     title, make = STATES[name]
     value = make(size, torch.Generator().manual_seed(seed))
-    tensors = list(_tensors_in(value))
+    tensors = list(tensors_in(value))
     return State(
         name=name,
         title=title if size == 1 else f"{title}, size {size:g}",
@@ -79,7 +79,7 @@ def flat_tensors(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     flat: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
     views: set[tuple[object, ...]] = set()
-    for name, tensor in _tensors_in(value):
+    for name, tensor in tensors_in(value):
         storage = tensor.untyped_storage().data_ptr()
         view = (storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         if tensor.nbytes and view in views:
@@ -90,15 +90,16 @@ def flat_tensors(value: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return flat
 
 
-def _tensors_in(value: object, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_in(value: object, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors of a nested state with their dotted names, aliases included."""
     if isinstance(value, torch.Tensor):
         yield prefix, value
     elif isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from _tensors_in(entry, f"{prefix}.{key}" if prefix else str(key))
+            yield from tensors_in(entry, f"{prefix}.{key}" if prefix else str(key))
     elif isinstance(value, list | tuple):
         for index, entry in enumerate(value):
-            yield from _tensors_in(entry, f"{prefix}.{index}" if prefix else str(index))
+            yield from tensors_in(entry, f"{prefix}.{index}" if prefix else str(index))
 
 
 def _random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -3,8 +3,8 @@
 """Trains a small GPT on the CPU and saves it with torch.save and with fastpersist, side by side.
 
 The text is the source of Python's standard library. The state (model, Adam, step, configuration) is
-saved several times with each; then the files are compared, loaded and checked. Nothing is left
-behind unless --keep is given.
+saved several times with each; then the files are compared, loaded and checked, training goes on
+from what was loaded, and a damaged copy is loaded. Nothing is left behind unless --keep is given.
 """
 
 from __future__ import annotations
@@ -147,6 +147,7 @@ def save_in_turns(state: Any, folder: Path, rounds: int) -> tuple[list[Any], Any
 
 def prove(run: Any, state: Any, folder: Path) -> bool:
     """Prints each proof; returns whether all hold."""
+    import loading
     import proofs
     import saving
 
@@ -160,6 +161,10 @@ def prove(run: Any, state: Any, folder: Path) -> bool:
     if len(run.losses) > 1:
         seen = f"from {run.losses[0]:.3f} to {run.losses[-1]:.3f}"
         results.append(proofs.Proof("loss went down", run.loss_went_down(), seen))
+    results.append(loading.loads_equal(ours, state))
+    results += loading.damage_is_named(folder, ours, state)
+    # Last, for it goes on training: the state changes.
+    results.append(loading.resumed_run_is_the_same(run, ours))
     print("\nProofs")
     for proof in results:
         print(f"  {'ok    ' if proof.holds else 'FAILED'}  {proof.claim}: {proof.seen}")

@@ -54,4 +54,11 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "step": len(self.losses),
             "config": dataclasses.asdict(self.config),
+            "generator": self._generator.get_state(),
         }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes back to where the run was when `state()` was saved; the text is not in it."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._generator.set_state(state["generator"])
