@@ -111,7 +111,7 @@ class Reader {
 };
 
 nb::list Extents(const Stream& stream) {
-  static constexpr const char* kKinds[] = {"memory", "generated", "late"};
+  static constexpr const char* kKinds[] = {"memory", "generated", "late", "pulled"};
   nb::list extents;
   for (const Extent& extent : stream.extents()) {
     const bool body = extent.body_of != fastpersist::layout::kNoRecord;

@@ -9,6 +9,7 @@
 
 #include "base/unique_fd.h"
 #include "file/device_limits.h"
+#include "file/page_cache.h"
 
 namespace fastpersist::file {
 namespace {
@@ -98,6 +99,10 @@ int FileOps::Unlink(int directory, const char* name) const {
 plan::DeviceLimits FileOps::Limits(int fd) const { return ProbeLimits(fd); }
 
 plan::DeviceLimits FileOps::ReadLimits(int fd) const { return ProbeReadLimits(fd); }
+
+double FileOps::CachedShare(int fd, std::uint64_t size) const {
+  return file::CachedShare(fd, size);
+}
 
 const FileOps& RealFileOps() {
   static const FileOps ops;

@@ -43,6 +43,8 @@ class FileOps {
   virtual plan::DeviceLimits Limits(int fd) const;
   /// The same for a file that is only read; see ProbeReadLimits.
   virtual plan::DeviceLimits ReadLimits(int fd) const;
+  /// How much of a file of that size lies in the page cache, 0 to 1; see page_cache.h.
+  virtual double CachedShare(int fd, std::uint64_t size) const;
 };
 
 /// The one real implementation; stateless.
