@@ -8,25 +8,44 @@ I/O, complete or not at all. Needs torch only for what is torch's.
 from fastpersist._core import __version__
 from fastpersist._errors import (
     ArgumentError,
+    CorruptCheckpointError,
     Error,
     ForkedError,
+    MismatchError,
+    NotFoundError,
     StorageError,
+    UnsupportedFileError,
     UnsupportedStateError,
+    WeightsOnlyError,
 )
 from fastpersist._info import SaveInfo
+from fastpersist._load import load
+from fastpersist._load_into import LoadReport, load_into
 from fastpersist._log import configure_from_environment as _configure_log
+from fastpersist._open import CheckpointFile, TensorInfo, open
 from fastpersist._options import Options
 from fastpersist._save import save
 
 __all__ = [
     "ArgumentError",
+    "CheckpointFile",
+    "CorruptCheckpointError",
     "Error",
     "ForkedError",
+    "LoadReport",
+    "MismatchError",
+    "NotFoundError",
     "Options",
     "SaveInfo",
     "StorageError",
+    "TensorInfo",
+    "UnsupportedFileError",
     "UnsupportedStateError",
+    "WeightsOnlyError",
     "__version__",
+    "load",
+    "load_into",
+    "open",
     "save",
 ]
 

@@ -9,12 +9,16 @@ import warnings
 from typing import Any
 
 from fastpersist import _core, _log
-from fastpersist._errors import ArgumentError, CorruptCheckpointError, Error
+from fastpersist._errors import ArgumentError, CorruptCheckpointError, Error, WeightsOnlyError
 from fastpersist._options import Options, resolve
 
 _TRUE = ("1", "y", "yes", "true")
 _LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")
 """How files of PyTorch before 1.6 begin: a pickle of torch's magic number."""
+
+
+_DAMAGE = (RuntimeError, EOFError, ValueError, AssertionError, LookupError, AttributeError)
+"""What torch raises for damaged files of PyTorch before 1.6, which have no checksums."""
 
 
 def load(
@@ -158,8 +162,7 @@ def _load_legacy(
         "torch.load reads in our place: the file is of PyTorch before 1.6 and has no checksums; "
         "save it anew to have them"
     )
-    if weights_only is None:
-        weights_only = pickle_module is None
+    weights_only = _weights_only(weights_only, pickle_module)
     try:
         return torch.load(
             f,
@@ -170,8 +173,14 @@ def _load_legacy(
         )
     except OSError:
         raise
-    except (RuntimeError, EOFError, ValueError, AssertionError, KeyError) as error:
+    except (pickle.UnpicklingError, *_DAMAGE) as error:
         name = os.fsdecode(f) if isinstance(f, str | bytes | os.PathLike) else type(f).__name__
+        if weights_only and isinstance(error, pickle.UnpicklingError):
+            raise WeightsOnlyError(
+                f"load failed on {name}: weights_only=True refuses this file of PyTorch before 1.6, "
+                f"or it is damaged: {error}",
+                [],
+            ) from error
         raise CorruptCheckpointError(
             f"load failed on {name}: torch cannot read this file of PyTorch before 1.6: {error}",
             filename=name,
@@ -202,8 +211,8 @@ def _load_torch(
     if mmap is None:
         mmap = _mmap_is_default()
     pickle_load_args.setdefault("encoding", "utf-8")
-    if mmap:
-        return _map(f, path, map_location, pickle_module, weights_only, pickle_load_args)
+    # torch.load warns of arguments that the weights-only unpickler does not take.
+    for_torch = {} if weights_only else pickle_load_args
 
     def read_all() -> _core.Arena:
         if not file.checksums:
@@ -218,23 +227,25 @@ def _load_torch(
         _log.logger.debug("loaded %r: %s", path, info)
         return arena
 
-    if reason := _rebuild.self_test():
-        _log.warn_once(f"torch.load reads in our place, after a check: {reason}")
-        read_all()
-        if path is None:
-            f.seek(0)
-        return torch.load(
-            f,
-            map_location=map_location,
-            pickle_module=pickle_module,
-            weights_only=weights_only,
-            **pickle_load_args,
-        )
     unpickler: Any = pickle_module if pickle_module is not None else pickle
     if weights_only:
         unpickler = torch._weights_only_unpickler
     usual = (weights_only or unpickler is pickle) and pickle_load_args == {"encoding": "utf-8"}
     try:
+        if mmap:
+            return _map(path, map_location, pickle_module, weights_only, for_torch)
+        if reason := _rebuild.self_test():
+            _log.warn_once(f"torch.load reads in our place, after a check: {reason}")
+            read_all()
+            if path is None:
+                f.seek(0)
+            return torch.load(
+                f,
+                map_location=map_location,
+                pickle_module=pickle_module,
+                weights_only=weights_only,
+                **for_torch,
+            )
         return _rebuild.rebuild(file, read_all, map_location, unpickler, pickle_load_args, usual)
     except Error:
         raise
@@ -271,7 +282,6 @@ def _mmap_is_default() -> bool:
 
 
 def _map(
-    f: Any,
     path: bytes | None,
     map_location: Any,
     pickle_module: Any,

@@ -57,12 +57,12 @@ def _torch_tensor(
             f"load failed: tensor '{name}' has type {dtype}, which torch {torch.__version__} lacks"
         )
     if size == 0:
-        return torch.empty(shape, dtype=kind)
+        return torch.empty(shape, dtype=kind, device="cpu")  # whatever the default device is
     # Through bytes: a copy is needed where the elements do not lie on multiples of their size.
     tensor = torch.frombuffer(arena.view(offset, size), dtype=torch.uint8)
     if offset % kind.itemsize:
         tensor = tensor.clone()
-    made = torch.empty(0, dtype=kind)
+    made = torch.empty(0, dtype=kind, device="cpu")
     with torch.no_grad():
         return made.set_(tensor.untyped_storage(), 0, shape)  # type: ignore[call-overload]
 

@@ -14,7 +14,8 @@ import gc
 import io
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 
@@ -78,7 +79,7 @@ class ArchiveReader:
 
 def _tensor_of(arena: _core.Arena, offset: int, size: int) -> torch.Tensor:
     if size == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default device is
     tensor = torch.frombuffer(arena.view(offset, size), dtype=torch.uint8)
     return tensor if offset % _TORCH_ALIGNMENT == 0 else tensor.clone()
 
@@ -183,6 +184,17 @@ def _torch_makers() -> _core.TorchMakers:
     )
 
 
+_T = TypeVar("_T")
+
+
+def _apart(function: Callable[[], _T]) -> _T:
+    """Calls it in a thread of its own: what surrounds our caller (torch.device, fake tensors,
+    skip_data, inference mode) is a matter of threads, and must not decide a test whose result is
+    kept."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
+
+
 @functools.cache
 def _small_file() -> bytes:
     buffer = io.BytesIO()
@@ -200,11 +212,15 @@ def _open_small() -> tuple[_core.File, _core.Arena]:
 @functools.cache
 def self_test() -> str:
     """Compares what torch's `_load` makes of our reader with torch.load. Empty: equal; cached."""
-    try:
+
+    def compare() -> bool:
         file, arena = _open_small()
         unpickler = torch._weights_only_unpickler
         ours = _through_torch(file, lambda: arena, None, unpickler, {"encoding": "utf-8"})
-        same = _same(ours, torch.serialization.load(io.BytesIO(_small_file()), weights_only=True))
+        return _same(ours, _small_state_of_torch())
+
+    try:
+        same = _apart(compare)
     except Exception as error:  # a private function changed: whatever it raises means "delegate"
         return f"torch {torch.__version__} does not work as known: {error!r}"
     return "" if same else f"torch {torch.__version__} makes objects that we do not know"
@@ -213,19 +229,27 @@ def self_test() -> str:
 @functools.cache
 def _plain_path_works() -> bool:
     """Compares the compiled unpickler's objects with torch's, once per process."""
-    try:
+
+    def compare() -> bool:
         file, arena = _open_small()
         made = _unpickle_plain(file, arena, any_location=False)
         if isinstance(made, str):
             raise ValueError(made)
-        theirs = torch.serialization.load(io.BytesIO(_small_file()), weights_only=True)
-        works = _same(made[0], theirs)
+        return _same(made[0], _small_state_of_torch())
+
+    try:
+        works = _apart(compare)
     except Exception as error:  # any surprise means "take torch's own unpickler"
         logger.debug("compiled unpickler not used: %r", error)
         return False
     if not works:
         logger.debug("compiled unpickler differs from torch %s; not used", torch.__version__)
     return works
+
+
+def _small_state_of_torch() -> Any:
+    # mmap=False: mapping may be the default, and a buffer cannot be mapped.
+    return torch.serialization.load(io.BytesIO(_small_file()), weights_only=True, mmap=False)
 
 
 def _same(ours: Any, theirs: Any) -> bool:

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`load_into`: fills the tensors of a state in place, after the whole structure was compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fastpersist._errors import ArgumentError, MismatchError
+from fastpersist._options import Options
+
+if TYPE_CHECKING:
+    from fastpersist._match import Plan, Restore
+
+_MOST_SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What `load_into` did. Names are keys and indices joined by dots."""
+
+    filled: tuple[str, ...]
+    """Tensors that have the file's values; those that an object was given anew are among them."""
+    missing: tuple[str, ...]
+    """In the state and not in the file: as they were."""
+    unexpected: tuple[str, ...]
+    """In the file and not in the state: not used."""
+    different: tuple[tuple[str, str], ...]
+    """In both, but of another type, shape or kind, and how they differ: as they were."""
+    values_set: int
+    """Numbers, strings and the like that were taken from the file."""
+    bytes: int
+    """Of the tensors that were filled."""
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self.filled)} tensor{'s' * (len(self.filled) != 1)} filled"]
+        parts.append(f"{self.bytes / 1e6:.1f} MB")
+        parts.append(f"{self.values_set} value{'s' * (self.values_set != 1)} set")
+        for name in ("missing", "unexpected", "different"):
+            if found := getattr(self, name):
+                parts.append(f"{len(found)} {name}")
+        return f"LoadReport({', '.join(parts)})"
+
+
+def load_into(
+    state: Any,
+    f: Any,
+    *,
+    strict: bool = True,
+    weights_only: bool | None = None,
+    options: Options | None = None,
+) -> LoadReport:
+    """Fills existing tensors from a PyTorch or safetensors file, without a second copy of them.
+
+    Structure first: names, shapes and types of everything are compared before the first byte is
+    read. Every checksum of what is read is compared in the pass that reads it.
+
+    Args:
+        state: nested dicts, lists and tuples of tensors and plain values. A module, optimizer,
+            scheduler or any other object with `state_dict` and `load_state_dict` may stand at any
+            place, or be the state: its tensors are filled, and what it does not have yet (a fresh
+            optimizer has no moments) is read and given to its load_state_dict with the rest.
+        f: path, or a readable file object with `seek` and `tell`, which is read as a whole first.
+        strict: True raises MismatchError if anything is missing, unexpected or different; False
+            fills what fits and reports the rest.
+        weights_only: as in `load`. Files with objects other than tensors, plain containers and
+            plain values are read as a whole first.
+        options: how the data is read.
+
+    Tensors on the CPU that are contiguous here and in the file are read into directly. Others (on
+    devices, strided, overlapping) go through a copy, 256 MiB at a time or one storage. Types are
+    never converted. Plain values in dicts and lists are replaced once all tensors are good.
+
+    Returns: a `LoadReport`.
+
+    Raises: `MismatchError`, with nothing touched; what `load` raises. CorruptCheckpointError and
+        StorageError have `partially_restored`: True if tensors were already overwritten in part.
+
+    Not thread-safe with regard to `state`. The GIL is free while bytes move. Needs torch.
+    """
+    from fastpersist import _fill, _match, _outline
+
+    _check_state(state)
+    sketch = _outline.outline(f, weights_only, options)
+    plan = _match.match(state, sketch.object)
+    sketch.object = None  # what is not needed goes back as it is used
+    along = _fill.settle_shared(plan, sketch)
+    if strict:
+        _refuse(plan, f)
+    names = [fill.name for fill in plan.fills]
+    done = _fill.fill_all(plan, sketch)
+    for restore in plan.restores:
+        _restore(restore, strict)
+    for container, key, value in plan.values:
+        _set(container, key, value)
+    return LoadReport(
+        filled=tuple(names + along),
+        missing=tuple(name for name, _ in plan.missing),
+        unexpected=tuple(plan.unexpected),
+        different=tuple(plan.different),
+        values_set=len(plan.values) + plan.given_values,
+        bytes=done,
+    )
+
+
+def _check_state(state: Any) -> None:
+    import torch
+
+    from fastpersist import _match
+
+    if isinstance(state, Mapping | list | tuple | torch.Tensor) or _match.is_stateful(state):
+        return
+    raise ArgumentError(
+        f"load_into failed: {type(state).__name__} is no state; pass a dict, list or tuple of "
+        "tensors, or an object with state_dict and load_state_dict"
+    )
+
+
+def _restore(restore: Restore, strict: bool) -> None:
+    if not restore.needed:
+        return
+    if restore.is_module:
+        restore.owner.load_state_dict(restore.state, strict=strict)
+    else:
+        restore.owner.load_state_dict(restore.state)
+
+
+def _set(container: Any, key: Any, value: Any) -> None:
+    if key is None:
+        container[:] = value
+    else:
+        container[key] = value
+
+
+def _refuse(plan: Plan, f: Any) -> None:
+    """Raises if anything does not fit."""
+    missing = [name for name, _ in plan.missing]
+    if not missing and not plan.unexpected and not plan.different:
+        return
+    parts = []
+    if missing:
+        parts.append(f"{len(missing)} missing in the file ({_some(missing)})")
+    if plan.unexpected:
+        parts.append(f"{len(plan.unexpected)} only in the file ({_some(plan.unexpected)})")
+    if plan.different:
+        shown = [f"{name}: {why}" for name, why in plan.different]
+        parts.append(f"{len(shown)} different ({_some(shown, '; ')})")
+    is_path = isinstance(f, str | bytes | os.PathLike)
+    where = f"'{os.fsdecode(f)}'" if is_path else f"a {type(f).__name__}"
+    raise MismatchError(
+        f"load_into failed on {where}: {', '.join(parts)}; nothing was touched. strict=False fills "
+        "what fits; an optimizer itself, in place of its state_dict(), takes what it does not have "
+        "yet",
+        missing,
+        plan.unexpected,
+        plan.different,
+    )
+
+
+def _some(names: list[str], separator: str = ", ") -> str:
+    shown = separator.join(names[:_MOST_SHOWN])
+    return shown + (f"{separator}..." if len(names) > _MOST_SHOWN else "")

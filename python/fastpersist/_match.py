@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares a state with the object in a file and plans how the one is filled from the other.
+
+By structure: keys and indices, not joined names. Nothing is read and nothing is changed here.
+Needs torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence
+from typing import Any
+
+import torch
+
+from fastpersist._errors import ArgumentError
+from fastpersist._outline import PLAIN_TENSORS, leaves
+
+_ABSENT = object()
+
+
+@dataclasses.dataclass(slots=True)
+class Fill:
+    """One tensor of the file, and the memory it goes to (None: it becomes a new tensor)."""
+
+    name: str
+    target: torch.Tensor | None
+    source: torch.Tensor | None  # None once it was used
+    staged: bool = False  # read to where the source lies, then copied
+
+
+@dataclasses.dataclass(slots=True)
+class Restore:
+    """An object and what its load_state_dict is to be given."""
+
+    owner: Any
+    state: Any
+    is_module: bool
+    needed: bool  # False: filling its tensors is all that load_state_dict would do
+
+
+@dataclasses.dataclass
+class Plan:
+    """What fits and what does not."""
+
+    fills: list[Fill] = dataclasses.field(default_factory=list)
+    values: list[tuple[Any, Any, Any]] = dataclasses.field(default_factory=list)
+    """(container, key, value); a key of None: the value is what the whole list becomes"""
+    restores: list[Restore] = dataclasses.field(default_factory=list)
+    given_values: int = 0  # to objects
+    missing: list[tuple[str, Any]] = dataclasses.field(default_factory=list)  # and what is there
+    unexpected: list[str] = dataclasses.field(default_factory=list)
+    different: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+
+def match(state: Any, found: Any) -> Plan:
+    """Plans how `state` is filled from `found`, the object in the file."""
+    matcher = _Matcher()
+    try:
+        matcher.entry(state, found, "", None)
+    except RecursionError:
+        raise ArgumentError(
+            "load_into failed: the state is nested too deeply or contains itself"
+        ) from None
+    return matcher.plan
+
+
+def is_stateful(obj: Any) -> bool:
+    """Whether it saves and restores itself, as modules, optimizers and schedulers do."""
+    if isinstance(obj, type):
+        return False
+    methods = (getattr(obj, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(callable(method) for method in methods)
+
+
+def _join(name: str, key: Any) -> str:
+    return f"{name}.{key}" if name else str(key)
+
+
+def _is_sequence(obj: Any) -> bool:
+    return isinstance(obj, list | tuple) and not isinstance(obj, torch.Size)
+
+
+def _kind(obj: Any) -> str:
+    if isinstance(obj, torch.Tensor):
+        return "a tensor"
+    return "None" if obj is None else type(obj).__name__
+
+
+def _holds_tensors(obj: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in leaves(obj))
+
+
+def _is_one_value(items: list[Any]) -> bool:
+    """Whether a list has neither dicts, tensors nor objects in it, such as a history of losses."""
+    for item in items:
+        if isinstance(item, list | tuple):
+            if not _is_one_value(list(item)):
+                return False
+        elif isinstance(item, Mapping | torch.Tensor) or is_stateful(item):
+            return False
+    return True
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a is b or a == b or (a != a and b != b))
+    except Exception:  # arrays and the like have no one answer
+        return False
+
+
+def tensor_problem(here: torch.Tensor, there: Any) -> str:
+    """Why one cannot be filled from the other; empty if it can."""
+    if not isinstance(there, torch.Tensor):
+        return f"a tensor here, {_kind(there)} in the file"
+    for tensor, where in ((here, "here"), (there, "in the file")):
+        if type(tensor) not in PLAIN_TENSORS:
+            return f"a {type(tensor).__name__} {where}, which only its own load_state_dict can fill"
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+            return f"{kind} {where}, which is not filled in place; use load"
+    if here.dtype != there.dtype:
+        return f"{here.dtype} here, {there.dtype} in the file"
+    if here.shape != there.shape:
+        return f"shape {tuple(here.shape)} here, {tuple(there.shape)} in the file"
+    if there.is_meta and not here.is_meta:
+        return "on the meta device in the file, so it has no data there"
+    if here.is_meta and not there.is_meta:
+        return "on the meta device here, so it has no memory to fill; use to_empty first"
+    if any(step == 0 and size > 1 for step, size in zip(here.stride(), here.shape, strict=True)):
+        return "expanded here: its elements share memory"
+    return ""
+
+
+class _Matcher:
+    def __init__(self) -> None:
+        self.plan = Plan()
+
+    def _differ(self, name: str, why: str) -> None:
+        self.plan.different.append((name or "the whole state", why))
+
+    def _names(self, obj: Any, name: str) -> Iterator[tuple[str, Any]]:
+        """Names and values of all leaves; of empty containers and objects as well."""
+        if isinstance(obj, Mapping) and obj and not is_stateful(obj):
+            for key, value in obj.items():
+                yield from self._names(value, _join(name, key))
+        elif _is_sequence(obj) and obj and not (isinstance(obj, list) and _is_one_value(obj)):
+            for index, value in enumerate(obj):
+                yield from self._names(value, _join(name, index))
+        else:
+            yield name, obj
+
+    def _miss(self, here: Any, name: str) -> None:
+        self.plan.missing.extend(self._names(here, name))
+
+    def _surprise(self, there: Any, name: str) -> None:
+        self.plan.unexpected.extend(found for found, _ in self._names(there, name))
+
+    def entry(self, here: Any, there: Any, name: str, slot: tuple[Any, Any] | None) -> None:
+        """Any value. slot: the container and key where a plain one can be replaced."""
+        if isinstance(here, torch.Tensor):
+            self.tensor(here, there, name or "tensor")
+        elif is_stateful(here):
+            self._object(here, there, name)
+        elif isinstance(here, Mapping):
+            self._mapping(here, there, name)
+        elif _is_sequence(here):
+            self._sequence(here, there, name)
+        else:
+            self._value(here, there, name, slot)
+
+    def tensor(self, here: torch.Tensor, there: Any, name: str) -> bool:
+        if why := tensor_problem(here, there):
+            self._differ(name, why)
+            return False
+        self.plan.fills.append(Fill(name, here, there))
+        return True
+
+    def _mapping(self, here: Mapping[Any, Any], there: Any, name: str) -> None:
+        if not isinstance(there, Mapping):
+            return self._differ(name, f"{_kind(here)} here, {_kind(there)} in the file")
+        mutable = isinstance(here, MutableMapping)
+        for key, value in here.items():
+            place = _join(name, key)
+            if key in there:
+                self.entry(value, there[key], place, (here, key) if mutable else None)
+            else:
+                self._miss(value, place)
+        for key, value in there.items():
+            if key not in here:
+                self._surprise(value, _join(name, key))
+        return None
+
+    def _sequence(self, here: Any, there: Any, name: str) -> None:
+        if not _is_sequence(there) or isinstance(here, list) != isinstance(there, list):
+            return self._differ(name, f"{_kind(here)} here, {_kind(there)} in the file")
+        if isinstance(here, list) and _is_one_value(here) and not _holds_tensors(there):
+            self.plan.values.append((here, None, there))
+            return None
+        mutable = isinstance(here, MutableSequence)
+        for index, (mine, theirs) in enumerate(zip(here, there, strict=False)):
+            self.entry(mine, theirs, _join(name, index), (here, index) if mutable else None)
+        for index in range(len(there), len(here)):
+            self._miss(here[index], _join(name, index))
+        for index in range(len(here), len(there)):
+            self._surprise(there[index], _join(name, index))
+        return None
+
+    def _value(self, here: Any, there: Any, name: str, slot: tuple[Any, Any] | None) -> None:
+        unset = here is None or there is None
+        if (not unset and type(here) is not type(there)) or _holds_tensors(there):
+            self._differ(name, f"{_kind(here)} here, {_kind(there)} in the file")
+        elif slot is not None:
+            self.plan.values.append((*slot, there))
+        elif not _equal(here, there):
+            self._differ(name, f"{here!r} here, {there!r} in the file, in what cannot be changed")
+
+    # --- Objects with state_dict and load_state_dict ---
+
+    def _object(self, owner: Any, there: Any, name: str) -> None:
+        here = owner.state_dict()
+        if isinstance(here, Mapping) and not isinstance(there, Mapping):
+            return self._differ(
+                name, f"state of a {type(owner).__name__} here, {_kind(there)} in the file"
+            )
+        if isinstance(owner, torch.nn.Module):
+            return self._module(owner, here, there, name)
+        is_optimizer = isinstance(owner, torch.optim.Optimizer)
+        if is_optimizer:
+            self._parameter_groups(here, there, name)
+        state = self._merge(here, there, name, may_change=not is_optimizer)
+        self.plan.restores.append(Restore(owner, state, is_module=False, needed=True))
+        return None
+
+    def _module(
+        self, owner: torch.nn.Module, here: Mapping[str, Any], there: Mapping[str, Any], name: str
+    ) -> None:
+        state: OrderedDict[str, Any] = OrderedDict()
+        extra = False
+        for key, value in here.items():
+            place = _join(name, key)
+            if key not in there:
+                self._miss(value, place)
+            elif isinstance(value, torch.Tensor):
+                self.tensor(value, there[key], place)
+                state[key] = value
+            else:
+                extra = True
+                state[key] = self._merge(value, there[key], place, may_change=True)
+        for key, value in there.items():
+            if key not in here:
+                self._surprise(value, _join(name, key))
+        if (metadata := getattr(there, "_metadata", None)) is not None:
+            state._metadata = metadata  # type: ignore[attr-defined]
+        needed = extra or not _only_copies(owner)
+        self.plan.restores.append(Restore(owner, state, is_module=True, needed=needed))
+
+    def _parameter_groups(
+        self, here: Mapping[str, Any], there: Mapping[str, Any], name: str
+    ) -> None:
+        def sizes(state: Mapping[str, Any]) -> list[int] | None:
+            groups = state.get("param_groups")
+            if not isinstance(groups, list) or not all(isinstance(g, Mapping) for g in groups):
+                return None
+            return [len(group.get("params", ())) for group in groups]
+
+        mine, theirs = sizes(here), sizes(there)
+        if mine != theirs:
+            self._differ(
+                _join(name, "param_groups"),
+                f"groups of {mine} parameters here, of {theirs} in the file",
+            )
+
+    def _merge(self, here: Any, there: Any, name: str, may_change: bool) -> Any:
+        """What load_state_dict gets: the file's state with the tensors that exist already in it.
+
+        may_change: a tensor of another shape or type is for the object to judge.
+        """
+        if isinstance(there, torch.Tensor):
+            return self._merge_tensor(here, there, name, may_change)
+        if isinstance(there, Mapping) and (_holds_tensors(there) or _holds_tensors(here)):
+            merged: Any = copy.copy(there)
+            entries = here if isinstance(here, Mapping) else {}
+            for key, value in there.items():
+                place = _join(name, key)
+                merged[key] = self._merge(entries.get(key, _ABSENT), value, place, may_change)
+        elif _is_sequence(there) and _holds_tensors(there):
+            mine = here if _is_sequence(here) else ()
+            items = [
+                self._merge(mine[i] if i < len(mine) else _ABSENT, item, _join(name, i), may_change)
+                for i, item in enumerate(there)
+            ]
+            plain = isinstance(there, list) or not hasattr(there, "_fields")
+            merged = type(there)(items) if plain else type(there)(*items)
+        else:
+            merged = there
+            self.plan.given_values += 1
+        self._miss_tensors(here, merged, name)
+        return merged
+
+    def _merge_tensor(self, here: Any, there: torch.Tensor, name: str, may_change: bool) -> Any:
+        if isinstance(here, torch.Tensor):
+            if not (why := tensor_problem(here, there)):
+                self.plan.fills.append(Fill(name, here, there))
+                return here
+            if not may_change:
+                self._differ(name, why)
+                return here
+        self.plan.fills.append(Fill(name, None, there))
+        return there
+
+    def _miss_tensors(self, here: Any, merged: Any, name: str) -> None:
+        """Tensors right here that the file lacks; unless that is an error, they stay."""
+        if not isinstance(here, Mapping) or not isinstance(merged, Mapping):
+            return
+        for key, value in here.items():
+            if key not in merged and _holds_tensors(value):
+                self._miss(value, _join(name, key))
+                if isinstance(merged, MutableMapping):
+                    merged[key] = value
+
+
+def _only_copies(module: torch.nn.Module) -> bool:
+    """Whether state_dict gives the tensors themselves, and load_state_dict only fills them."""
+    base = torch.nn.Module
+    methods = (
+        "state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict",
+        "get_extra_state",
+    )  # fmt: skip
+    hooks = (
+        "_state_dict_hooks", "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+    )  # fmt: skip
+    for part in module.modules():
+        if any(getattr(type(part), name) is not getattr(base, name) for name in methods):
+            return False
+        if any(getattr(part, name, True) for name in hooks):
+            return False
+    return True
