@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import warnings
@@ -205,7 +206,9 @@ def _load_torch(
     weights_only = _weights_only(weights_only, pickle_module)
     if weights_only:
         if pickle_module is not None:
-            raise ArgumentError("load failed: weights_only=True and pickle_module exclude each other")
+            raise ArgumentError(
+                "load failed: weights_only=True and pickle_module exclude each other"
+            )
         if pickle_load_args:
             warnings.warn("pickle_load_args only works if `weights_only=False`.", stacklevel=3)
     if mmap is None:
@@ -214,6 +217,7 @@ def _load_torch(
     # torch.load warns of arguments that the weights-only unpickler does not take.
     for_torch = {} if weights_only else pickle_load_args
 
+    @functools.cache
     def read_all() -> _core.Arena:
         if not file.checksums:
             _log.warn_once(
@@ -234,6 +238,8 @@ def _load_torch(
     try:
         if mmap:
             return _map(path, map_location, pickle_module, weights_only, for_torch)
+        if usual and (made := _rebuild.plainly(file, read_all, map_location)):
+            return made[0]
         if reason := _rebuild.self_test():
             _log.warn_once(f"torch.load reads in our place, after a check: {reason}")
             read_all()
@@ -246,7 +252,7 @@ def _load_torch(
                 weights_only=weights_only,
                 **for_torch,
             )
-        return _rebuild.rebuild(file, read_all, map_location, unpickler, pickle_load_args, usual)
+        return _rebuild.through_torch(file, read_all, map_location, unpickler, pickle_load_args)
     except Error:
         raise
     except pickle.UnpicklingError as error:

@@ -118,7 +118,12 @@ def _torch(
     unpickler: Any = torch._weights_only_unpickler if weights_only else pickle
     arguments = {"encoding": "utf-8"}
     try:
-        made = _rebuild.rebuild(file, lambda: arena, "cpu", unpickler, arguments, True)
+        plain = _rebuild.plainly(file, lambda: arena, "cpu")
+        made = (
+            plain[0]
+            if plain is not None
+            else _rebuild.through_torch(file, lambda: arena, "cpu", unpickler, arguments)
+        )
     except pickle.UnpicklingError as error:
         if not weights_only:
             raise

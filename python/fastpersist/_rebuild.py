@@ -14,7 +14,7 @@ import gc
 import io
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -84,13 +84,35 @@ def _tensor_of(arena: _core.Arena, offset: int, size: int) -> torch.Tensor:
     return tensor if offset % _TORCH_ALIGNMENT == 0 else tensor.clone()
 
 
-def rebuild(
+def plainly(
+    file: _core.File, read_all: Callable[[], _core.Arena], map_location: Any
+) -> tuple[Any] | None:
+    """The object in the file, by the compiled unpickler; None where torch's own is needed.
+
+    read_all may have been called then. The first call in a process tests the unpickler while the
+    data is being read.
+    """
+    any_location = _is_cpu(map_location)
+    if not _nothing_unusual(file, map_location) or not file.looks_plain(any_location):
+        return None
+    works = _plain_path_works()
+    arena = read_all()
+    if not works.result():
+        return None
+    made = _unpickle_plain(file, arena, any_location)
+    if isinstance(made, str):
+        logger.debug("torch's unpickler takes over: %s", made)
+        return None
+    arena.let_go()
+    return made
+
+
+def through_torch(
     file: _core.File,
     read_all: Callable[[], _core.Arena],
     map_location: Any,
     pickle_module: Any,
     pickle_load_args: dict[str, Any],
-    plain: bool,
 ) -> Any:
     """The object in the file, as torch.load would make it.
 
@@ -99,29 +121,9 @@ def rebuild(
         read_all: reads its data.
         map_location, pickle_load_args: as in torch.load.
         pickle_module: what unpickles; torch's own module for weights only.
-        plain: whether the compiled unpickler may try.
 
     Raises: whatever torch raises. Precondition: `self_test()`.
     """
-    any_location = _is_cpu(map_location)
-    if plain and _nothing_unusual(file, map_location) and file.looks_plain(any_location):
-        arena = read_all()
-        made = _unpickle_plain(file, arena, any_location)
-        if not isinstance(made, str):
-            arena.let_go()
-            return made[0]
-        logger.debug("torch's unpickler takes over: %s", made)
-        return _through_torch(file, lambda: arena, map_location, pickle_module, pickle_load_args)
-    return _through_torch(file, read_all, map_location, pickle_module, pickle_load_args)
-
-
-def _through_torch(
-    file: _core.File,
-    read_all: Callable[[], _core.Arena],
-    map_location: Any,
-    pickle_module: Any,
-    pickle_load_args: dict[str, Any],
-) -> Any:
     reader = ArchiveReader(file, read_all)
     made = torch.serialization._load(reader, map_location, pickle_module, **pickle_load_args)  # type: ignore[no-untyped-call]
     if reader.arena is not None:
@@ -156,7 +158,6 @@ def _nothing_unusual(file: _core.File, map_location: Any) -> bool:
         and not _capture.skips_data()
         and not torch.overrides._get_current_function_mode_stack()
         and _restores_cpu_as_ever()
-        and _plain_path_works()
     )
 
 
@@ -169,9 +170,7 @@ def _restores_cpu_as_ever() -> bool:
 @functools.cache
 def _torch_makers() -> _core.TorchMakers:
     """What the compiled unpickler must know of the installed torch, asked at run time."""
-    dtypes = {
-        name: dtype for dtype, name in torch.storage._dtype_to_storage_type_map().items()
-    }
+    dtypes = {name: dtype for dtype, name in torch.storage._dtype_to_storage_type_map().items()}
     return _core.TorchMakers(
         torch.frombuffer,
         torch.empty,
@@ -187,12 +186,14 @@ def _torch_makers() -> _core.TorchMakers:
 _T = TypeVar("_T")
 
 
-def _apart(function: Callable[[], _T]) -> _T:
+def _apart(function: Callable[[], _T]) -> Future[_T]:
     """Calls it in a thread of its own: what surrounds our caller (torch.device, fake tensors,
     skip_data, inference mode) is a matter of threads, and must not decide a test whose result is
     kept."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(function).result()
+    thread = ThreadPoolExecutor(1, thread_name_prefix="fastpersist-test")
+    future = thread.submit(function)
+    thread.shutdown(wait=False)
+    return future
 
 
 @functools.cache
@@ -216,35 +217,35 @@ def self_test() -> str:
     def compare() -> bool:
         file, arena = _open_small()
         unpickler = torch._weights_only_unpickler
-        ours = _through_torch(file, lambda: arena, None, unpickler, {"encoding": "utf-8"})
+        ours = through_torch(file, lambda: arena, None, unpickler, {"encoding": "utf-8"})
         return _same(ours, _small_state_of_torch())
 
     try:
-        same = _apart(compare)
+        same = _apart(compare).result()
     except Exception as error:  # a private function changed: whatever it raises means "delegate"
         return f"torch {torch.__version__} does not work as known: {error!r}"
     return "" if same else f"torch {torch.__version__} makes objects that we do not know"
 
 
 @functools.cache
-def _plain_path_works() -> bool:
+def _plain_path_works() -> Future[bool]:
     """Compares the compiled unpickler's objects with torch's, once per process."""
 
     def compare() -> bool:
-        file, arena = _open_small()
-        made = _unpickle_plain(file, arena, any_location=False)
-        if isinstance(made, str):
-            raise ValueError(made)
-        return _same(made[0], _small_state_of_torch())
+        try:
+            file, arena = _open_small()
+            made = _unpickle_plain(file, arena, any_location=False)
+            if isinstance(made, str):
+                raise ValueError(made)
+            works = _same(made[0], _small_state_of_torch())
+        except Exception as error:  # any surprise means "take torch's own unpickler"
+            logger.debug("compiled unpickler not used: %r", error)
+            return False
+        if not works:
+            logger.debug("compiled unpickler differs from torch %s; not used", torch.__version__)
+        return works
 
-    try:
-        works = _apart(compare)
-    except Exception as error:  # any surprise means "take torch's own unpickler"
-        logger.debug("compiled unpickler not used: %r", error)
-        return False
-    if not works:
-        logger.debug("compiled unpickler differs from torch %s; not used", torch.__version__)
-    return works
+    return _apart(compare)
 
 
 def _small_state_of_torch() -> Any:
