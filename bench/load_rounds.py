@@ -25,6 +25,8 @@ SETTINGS = {setting.name: setting for setting in limit.SETTINGS}
 LIMIT_FILE = "limit.bin"
 # More of a file than this in the page cache, and a load from it is no cold one.
 WARM_SHARE = 0.01
+# Times the bytes of the state: a loader may need the tensors and the page cache.
+READY_MEMORY = 2
 
 OURS = (load_peers.FP_LOAD, load_peers.FP_LOAD_INTO, load_peers.VERIFY)
 # Small groups: the device changes its speed within seconds.
@@ -159,6 +161,7 @@ def _run_one(
     if share > WARM_SHARE and not result.warm_share:
         progress(f"{result.name}: {share:.0%} of {source.name} cannot be put out of the page cache")
     result.warm_share = max(result.warm_share, share if share > WARM_SHARE else 0.0)
+    cold.have_memory_ready(READY_MEMORY * result.bytes)
     return sample_from_json(waiting[name].go())
 
 

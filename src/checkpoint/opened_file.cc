@@ -14,7 +14,6 @@ namespace fastpersist::checkpoint {
 namespace {
 
 constexpr std::size_t kMostDamages = 1000;
-constexpr std::uint64_t kReadAhead = 2 * kDefaultDepth * kDefaultBlock;
 
 }  // namespace
 
@@ -110,7 +109,9 @@ Result<memory::Arena> OpenedFile::ReadAll(const Options& options, ReadInfo& info
   Verification found;
   const auto done = [&] {
     // As far ahead as reads are pending or in flight.
-    memory::Prefault prefault({arena->memory().data(), arena->roomy_size()}, kReadAhead);
+    const std::uint64_t ahead = 2 * options.queue_depth.value_or(kDefaultDepth) *
+                                options.block_bytes.value_or(kDefaultBlock);
+    memory::Prefault prefault({arena->memory().data(), arena->roomy_size()}, ahead);
     return Run(
         [&](const layout::Contents& contents) {
           auto checks = ChecksForAll(contents, path());
