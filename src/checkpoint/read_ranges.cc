@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,7 +18,7 @@
 #include "base/unique_fd.h"
 #include "checkpoint/buffer_sizes.h"
 #include "checkpoint/staging_lease.h"
-#include "file/page_cache.h"
+#include "engine/buffered_engine.h"
 #include "pipeline/read_stream.h"
 
 namespace fastpersist::checkpoint {
@@ -39,7 +40,7 @@ class DataFile {
       : files_(files), fd_(file.fd()) {
     if (!options.direct || options.engine == Engine::kBuffered) return;
     cached_ = options.engine == Engine::kAuto &&
-              file::CachedShare(file.fd(), file.size()) >= kMostlyCached;
+              files.CachedShare(file.fd(), file.size()) >= kMostlyCached;
     if (cached_) return;
     // Through /proc, so that it is the same file even if its name is another's by now.
     const std::string name = fmt::format("/proc/self/fd/{}", file.fd());
@@ -52,7 +53,9 @@ class DataFile {
     limits_ = files.ReadLimits(fd);
     if (limits_.direct) return;
     fell_back_ = true;
-    (void)LeaveDirect();
+    fork_closed_ = base::ForkClosed();
+    own_ = base::UniqueFd();
+    fd_ = file.fd();
   }
 
   [[nodiscard]] int fd() const { return fd_; }
@@ -138,14 +141,22 @@ class ReadAttempt {
  private:
   [[nodiscard]] engine::EngineChoice Choose(const DataFile& data, unsigned depth,
                                             const Refused& refused) const {
-    if (data.cached() && refused.empty()) {
-      auto threads = environment_.make_engine(Engine::kThreads, std::min(depth, kCopyThreads));
-      if (threads) {
-        return {.engine = *std::move(threads), .reason = "the file is in the page cache"};
-      }
+    if (!data.cached()) {
+      return engine::ChooseEngine(options_.engine, data.limits().direct, depth,
+                                  environment_.make_engine, refused);
     }
-    return engine::ChooseEngine(options_.engine, data.limits().direct, depth,
-                                environment_.make_engine, refused);
+    std::string reason = "the file is in the page cache";
+    const auto failed = std::ranges::find(refused, Engine::kThreads, &Refused::value_type::first);
+    if (failed != refused.end()) {
+      reason += fmt::format("; threads: {}", failed->second);
+    } else {
+      auto threads = environment_.make_engine(Engine::kThreads, std::min(depth, kCopyThreads));
+      if (threads) return {.engine = *std::move(threads), .reason = std::move(reason)};
+      reason += fmt::format("; threads: {}", threads.error().Message());
+    }
+    return {.engine = std::make_unique<engine::BufferedEngine>(),
+            .reason = std::move(reason),
+            .fell_back = true};
   }
 
   [[nodiscard]] Result<void> Failed(Error error) const {

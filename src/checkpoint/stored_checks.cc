@@ -86,9 +86,9 @@ Checked Show(const Contents& contents, const std::string& file, const CheckedRan
     auto good = layout::CheckDescriptor(record, bytes, file);
     return {.damage = good ? std::nullopt : std::optional(std::move(good.error()))};
   }
-  if (layout::SaysOtherBody(record, bytes)) return {.give_up = true};
   auto good = layout::CheckLocalHeader(record, bytes, file);
-  return {.damage = good ? std::nullopt : std::optional(std::move(good.error()))};
+  if (good) return {};
+  return {.damage = std::move(good.error()), .give_up = layout::SaysOtherBody(record, bytes)};
 }
 
 RangeChecker::Plan EmptyPlan(const Contents& contents, const std::string& file) {

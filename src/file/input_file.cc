@@ -26,8 +26,21 @@ std::string_view KindName(mode_t mode) {
   return "no regular file";
 }
 
+Error NotRegular(const std::string& path, mode_t mode) {
+  return {
+      .code = ErrorCode::kUnsupportedFile,
+      .operation = "open",
+      .path = path,
+      .detail = fmt::format("it is {}; checkpoints are read from regular files", KindName(mode))};
+}
+
 Error OpenError(const std::string& path, int system_errno) {
   Error error{.operation = "open", .path = path, .system_errno = system_errno};
+  // A socket cannot even be opened (ENXIO), nor can a device without a driver.
+  struct stat status{};
+  if (system_errno == ENXIO && ::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    return NotRegular(path, status.st_mode);
+  }
   if (system_errno == ENOENT || system_errno == ENOTDIR) {
     error.code = ErrorCode::kNotFound;
     error.advice = "check the path";
@@ -55,14 +68,7 @@ Result<InputFile> InputFile::Open(const std::string& path, const FileOps& files)
   if (::fstat(fd, &status) != 0) {
     return std::unexpected(Error{.operation = "stat", .path = path, .system_errno = errno});
   }
-  if (!S_ISREG(status.st_mode)) {
-    return std::unexpected(
-        Error{.code = ErrorCode::kUnsupportedFile,
-              .operation = "open",
-              .path = path,
-              .detail = fmt::format("it is {}; checkpoints are read from regular files",
-                                    KindName(status.st_mode))});
-  }
+  if (!S_ISREG(status.st_mode)) return std::unexpected(NotRegular(path, status.st_mode));
   file.size_ = static_cast<std::uint64_t>(status.st_size);
   return file;
 }

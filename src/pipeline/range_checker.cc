@@ -101,7 +101,7 @@ void RangeChecker::Frame(const CheckedRange& range, std::span<const std::byte> b
   if (!last) return;
   Checked checked = plan_->show(range, bytes);
   partial_.clear();
-  gave_up_ = gave_up_ || checked.give_up;
+  gave_up_ = gave_up_ || (checked.give_up && plan_->may_give_up);
   if (checked.damage) damages_.push_back(*std::move(checked.damage));
 }
 

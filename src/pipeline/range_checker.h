@@ -54,6 +54,7 @@ class RangeChecker final : public ByteSink {
     Differs differs;
     Advance advance;               ///< May be empty.
     std::size_t most_damages = 1;  ///< Stops after that many.
+    bool may_give_up = true;       ///< False: Checked::give_up means nothing, the damage counts.
   };
   /// The plan must outlive the checker.
   explicit RangeChecker(const Plan& plan) : plan_(&plan) {}
