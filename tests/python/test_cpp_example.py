@@ -155,6 +155,55 @@ def test_the_example_fails_with_a_sentence(example: Path, prefix: Path) -> None:
     assert "create the directory" in done.stderr
 
 
+# --- The example that reads ---
+
+
+@pytest.fixture(scope="module")
+def load_model(example: Path) -> Path:
+    """The program that reads."""
+    return next(path for path in example.parent.rglob("load_model") if os.access(path, os.X_OK))
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+def test_the_example_reads_what_it_wrote(example: Path, load_model: Path, name: str) -> None:
+    text = run([load_model, example / name])
+    assert "linear.weight: float32 [1024, 512], 2097152 bytes" in text
+    assert "linear.bias: float32 [512], 2048 bytes" in text
+    assert "step: int64 [], 8 bytes" in text
+    assert "step 1000\n" in text
+    assert "DAMAGED" not in text
+    assert ("3 have none" in text) == name.endswith(".safetensors")
+
+
+def test_the_example_reads_what_torch_wrote(load_model: Path, tmp_path: Path) -> None:
+    state = {"model": {"w": torch.arange(12.0).view(3, 4).t()}, "step": torch.tensor(7)}
+    torch.save(state, tmp_path / "theirs.pt")
+    text = run([load_model, tmp_path / "theirs.pt"])
+    assert "model.w: float32 [4, 3], 48 bytes" in text
+    assert "step 7\n" in text
+
+
+def test_the_example_names_a_damaged_tensor(
+    example: Path, load_model: Path, tmp_path: Path
+) -> None:
+    damaged = bytearray((example / "model.pt").read_bytes())
+    at = damaged.index(torch.full((512,), 0.5).numpy().tobytes())
+    damaged[at + 100] ^= 1
+    (tmp_path / "model.pt").write_bytes(damaged)
+    done = subprocess.run([load_model, tmp_path / "model.pt"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "tensor 'linear.bias'" in done.stderr
+    assert f"at offset {at}" in done.stderr
+
+
+def test_the_example_says_why_it_cannot_read(load_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no checkpoint at all")
+    for path, why in ((tmp_path / "missing", "No such file"), (tmp_path / "text", "text")):
+        done = subprocess.run([load_model, path], capture_output=True, text=True)
+        assert done.returncode == 1
+        assert why in done.stderr
+
+
 # --- More than the example: every type, many entries ---
 
 PROGRAM = """
