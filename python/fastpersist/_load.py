@@ -61,18 +61,11 @@ def load(
     """
     path = _path(f)
     core_options = resolve(options)
-    if path is not None and path.endswith(b".safetensors"):
-        return _load_safetensors(_core.open(path), map_location, core_options)
-    head = _head(f, path)
-    if not _is_torch_zip(head):
-        if _is_legacy(head):
-            return _load_legacy(f, map_location, pickle_module, weights_only, pickle_load_args)
-        if path is None:
-            file = _open_object(f)
-        else:
-            file = _core.open(path)
-        return _load_safetensors(file, map_location, core_options)
+    if _is_legacy(_head(f, path)):
+        return _load_legacy(f, map_location, pickle_module, weights_only, pickle_load_args)
     file = _open_object(f) if path is None else _core.open(path)
+    if file.kind == "safetensors":
+        return _load_safetensors(file, map_location, core_options)
     return _load_torch(
         f, path, file, map_location, pickle_module, weights_only, mmap, core_options,
         pickle_load_args,
@@ -108,10 +101,6 @@ def _head(f: Any, path: bytes | None) -> bytes:
             return file.read(len(_LEGACY_MAGIC))
     except OSError:
         return b""
-
-
-def _is_torch_zip(head: bytes) -> bool:
-    return head.startswith(b"PK")
 
 
 def _is_legacy(head: bytes) -> bool:
@@ -178,8 +167,8 @@ def _load_legacy(
         name = os.fsdecode(f) if isinstance(f, str | bytes | os.PathLike) else type(f).__name__
         if weights_only and isinstance(error, pickle.UnpicklingError):
             raise WeightsOnlyError(
-                f"load failed on {name}: weights_only=True refuses this file of PyTorch before 1.6, "
-                f"or it is damaged: {error}",
+                f"load failed on {name}: weights_only=True refuses this file of PyTorch before "
+                f"1.6, or it is damaged: {error}",
                 [],
             ) from error
         raise CorruptCheckpointError(
@@ -216,21 +205,7 @@ def _load_torch(
     pickle_load_args.setdefault("encoding", "utf-8")
     # torch.load warns of arguments that the weights-only unpickler does not take.
     for_torch = {} if weights_only else pickle_load_args
-
-    @functools.cache
-    def read_all() -> _core.Arena:
-        if not file.checksums:
-            _log.warn_once(
-                "a file was written with checksums switched off (set_crc32_options(False)): nothing "
-                "could be compared"
-            )
-        arena = file.read_all(options)
-        info = file.info
-        if info["warning"]:
-            _log.warn_once(info["warning"])
-        _log.logger.debug("loaded %r: %s", path, info)
-        return arena
-
+    read_all = functools.cache(functools.partial(_read_all, file, path, options))
     unpickler: Any = pickle_module if pickle_module is not None else pickle
     if weights_only:
         unpickler = torch._weights_only_unpickler
@@ -261,6 +236,20 @@ def _load_torch(
         from fastpersist import _weights_only as refusals
 
         raise refusals.explain(error, file, path) from error
+
+
+def _read_all(file: _core.File, path: bytes | None, options: _core.Options) -> _core.Arena:
+    if not file.checksums:
+        _log.warn_once(
+            "a file was written with checksums switched off (set_crc32_options(False)): "
+            "nothing could be compared"
+        )
+    arena = file.read_all(options)
+    info = file.info
+    if info["warning"]:
+        _log.warn_once(info["warning"])
+    _log.logger.debug("loaded %r: %s", path, info)
+    return arena
 
 
 def _weights_only(asked: bool | None, pickle_module: Any) -> bool:

@@ -81,4 +81,5 @@ def _numpy_array(
     if size == 0:
         return numpy.empty(shape, dtype=kind)
     # NumPy objects keep their buffer alive; it does not matter how they are aligned.
-    return numpy.frombuffer(arena.view(offset, size), dtype=kind).reshape(shape)
+    flat = numpy.frombuffer(arena.view(offset, size), dtype=kind)  # type: ignore[call-overload]
+    return flat.reshape(shape)

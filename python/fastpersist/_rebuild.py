@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from fastpersist import _capture, _core
+from fastpersist._errors import CorruptCheckpointError
 from fastpersist._log import logger
 
 _TORCH_ALIGNMENT = 64
@@ -68,10 +69,16 @@ class ArchiveReader:
     def get_record_offset_no_read(self, _cursor: int, name: str, _size: int, _align: int) -> int:
         return self._places()[name][0]
 
-    def get_storage_from_record(self, name: str, _size: int, _dtype: Any) -> torch.Tensor:
+    def get_storage_from_record(self, name: str, size: int, _dtype: Any) -> torch.Tensor:
         if self._arena is None:
             self._arena = self._read_all()
             self._records = {}  # the headers may have told other offsets
+        if name not in self._places() or self._places()[name][1] != size:
+            raise CorruptCheckpointError(
+                f"load failed: the pickle says that record '{name}' has {size} bytes; "
+                f"{'there are others' if name in self._places() else 'there is no such record'}",
+                tensor=name,
+            )
         if name not in self._tensors:
             self._tensors[name] = _tensor_of(self._arena, *self._places()[name])
         return self._tensors[name]
@@ -156,7 +163,7 @@ def _nothing_unusual(file: _core.File, map_location: Any) -> bool:
         and torch.serialization.get_default_load_endianness() is None
         and torch._guards.detect_fake_mode(None) is None
         and not _capture.skips_data()
-        and not torch.overrides._get_current_function_mode_stack()
+        and not torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         and _restores_cpu_as_ever()
     )
 

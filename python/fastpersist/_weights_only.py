@@ -25,9 +25,9 @@ def explain(error: Exception, file: _core.File, path: bytes | None) -> WeightsOn
         shown += f" and {len(entries) - _MOST_SHOWN} more"
     wanted = sorted({what.replace(" ", ".") for _, what in entries})
     return WeightsOnlyError(
-        f"load failed{where}: weights_only=True does not make {shown}; if you trust the file, allow "
-        f"them with torch.serialization.add_safe_globals([{', '.join(wanted)}]), or load with "
-        "weights_only=False, which may run any code that the file asks for",
+        f"load failed{where}: weights_only=True does not make {shown}; if you trust the file, "
+        f"allow them with torch.serialization.add_safe_globals([{', '.join(wanted)}]), or load "
+        "with weights_only=False, which may run any code that the file asks for",
         entries,
     )
 

@@ -46,8 +46,9 @@ Result<Contents> ReadContents(const ByteSource& source) {
   if (auto read = source.Read(0, std::span(head).first(there)); !read) {
     return std::unexpected(std::move(read.error()));
   }
+  // A header of 19280 bytes begins with PK too; in an archive the ninth byte is no brace.
   const bool zip = head[0] == std::byte{'P'} && head[1] == std::byte{'K'};
-  if (!zip && (LooksLikeSafetensors(head, source.size()) || IsDamagedSafetensors(head, source))) {
+  if (LooksLikeSafetensors(head, source.size()) || (!zip && IsDamagedSafetensors(head, source))) {
     return ReadSafetensorsFile(source);
   }
   return ReadTorchFile(source);

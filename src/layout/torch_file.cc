@@ -216,6 +216,12 @@ void AddStorages(Contents& contents) {
   }
 }
 
+std::unexpected<Error> TorchScript(const ByteSource& source) {
+  return Refuse(source, ErrorCode::kUnsupportedFile,
+                "is a TorchScript archive: a program, no checkpoint",
+                "load it with torch.jit.load and save its state_dict");
+}
+
 Result<void> RefuseTorchScript(const ByteSource& source, const Contents& contents) {
   const std::string code = contents.prefix + "/code/";
   const std::string constants = contents.prefix + "/constants.pkl";
@@ -224,9 +230,7 @@ Result<void> RefuseTorchScript(const ByteSource& source, const Contents& content
         return record.name.starts_with(code) || record.name == constants;
       });
   if (!script) return {};
-  return Refuse(source, ErrorCode::kUnsupportedFile,
-                "is a TorchScript archive: a program, no checkpoint",
-                "load it with torch.jit.load and save its state_dict");
+  return TorchScript(source);
 }
 
 }  // namespace
@@ -234,7 +238,13 @@ Result<void> RefuseTorchScript(const ByteSource& source, const Contents& content
 Result<Contents> ReadTorchFile(const ByteSource& source) {
   Contents contents{.kind = Contents::Kind::kTorch};
   auto archive = ReadZipDirectory(source);
-  if (!archive) return std::unexpected(std::move(archive.error()));
+  if (!archive) {
+    // torch.jit.save compresses the program's text.
+    const bool program = archive.error().code == ErrorCode::kUnsupportedFile &&
+                         archive.error().entry.contains("/code/");
+    if (program) return TorchScript(source);
+    return std::unexpected(std::move(archive.error()));
+  }
   contents.archive = std::move(*archive);
   contents.checksums = HasChecksums(contents.archive);
   auto prefix = FindPrefix(source, contents.archive);

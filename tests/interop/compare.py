@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves every state of the zoo with torch.save and with fastpersist.save, and compares the files.
+"""Saves every state of the zoo with torch.save and with fastpersist.save, compares the files, and
+loads torch's with both: the objects must be the same.
 
     python compare.py [--quick] [--json FILE]
 
@@ -25,6 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import zoo
+from load_support import mismatch, outcome
 
 import fastpersist as fp
 
@@ -41,7 +43,7 @@ def torch_refuses(state: Any, path: Path) -> bool:
 
 
 def difference(state: Any, ours: Path, theirs: Path) -> str:
-    """Why the file that we make of a state is not `theirs`; "" when it is, byte for byte."""
+    """Why our file of a state is not `theirs`, or we load that otherwise; "" if neither."""
     try:
         info = fp.save(state, ours)
     except Exception as error:
@@ -50,6 +52,11 @@ def difference(state: Any, ours: Path, theirs: Path) -> str:
         return f"written by torch.save: {info.engine_reason}"
     if not filecmp.cmp(ours, theirs, shallow=False):
         return first_difference(ours.read_bytes(), theirs.read_bytes())
+    for weights_only in (True, False):
+        wanted = outcome(torch.load, theirs, weights_only=weights_only)
+        found = mismatch(wanted, outcome(fp.load, theirs, weights_only=weights_only))
+        if found:
+            return f"loaded with weights_only={weights_only}: {found}"
     return ""
 
 
