@@ -35,11 +35,14 @@ ArenaView* ViewOf(const std::shared_ptr<SharedArena>& shared, std::uint64_t offs
   return new ArenaView(shared, offset, size);
 }
 
-// All of it, writable. To be dropped before the arena is.
-nb::object MemoryviewOf(const SharedArena& shared) {
-  const std::span<std::byte> memory = shared.arena.memory();
-  return nb::steal(PyMemoryView_FromMemory(reinterpret_cast<char*>(memory.data()),
-                                           static_cast<Py_ssize_t>(memory.size()), PyBUF_WRITE));
+// All of it, writable. Keeps the arena alive, but no page from being given back.
+nb::object MemoryviewOf(const std::shared_ptr<SharedArena>& shared) {
+  const nb::object view =
+      nb::cast(new ArenaView(shared, 0, shared->arena.memory().size(), /*owns=*/false),
+               nb::rv_policy::take_ownership);
+  PyObject* memoryview = PyMemoryView_FromObject(view.ptr());
+  if (memoryview == nullptr) throw nb::python_error();
+  return nb::steal(memoryview);
 }
 
 }  // namespace

@@ -26,14 +26,15 @@ struct SharedArena {
 class ArenaView {
  public:
   /// Precondition: the piece lies within the arena, and in no other view.
-  ArenaView(std::shared_ptr<const SharedArena> shared, std::uint64_t offset, std::uint64_t size)
-      : shared_(std::move(shared)), offset_(offset), size_(size) {}
+  ArenaView(std::shared_ptr<const SharedArena> shared, std::uint64_t offset, std::uint64_t size,
+            bool owns = true)
+      : shared_(std::move(shared)), offset_(offset), size_(size), owns_(owns) {}
   ArenaView(const ArenaView&) = delete;
   ArenaView& operator=(const ArenaView&) = delete;
   ArenaView(ArenaView&&) = delete;
   ArenaView& operator=(ArenaView&&) = delete;
   ~ArenaView() {
-    if (shared_->releasable) shared_->arena.Release(offset_, size_);
+    if (owns_ && shared_->releasable) shared_->arena.Release(offset_, size_);
   }
 
   [[nodiscard]] std::span<std::byte> memory() const {
@@ -44,6 +45,7 @@ class ArenaView {
   std::shared_ptr<const SharedArena> shared_;
   std::uint64_t offset_;
   std::uint64_t size_;
+  bool owns_;  // false: only looks at it, as a view of all does
 };
 
 /// ArenaView and Arena.

@@ -81,6 +81,7 @@ class Unpickler {
   // A storage of the file, and the first tensor that was made of it.
   struct StorageInUse {
     std::size_t index = 0;
+    std::string_view type;  // as the pickle called it first
     nb::object tensor;
     nb::object storage;
   };
@@ -203,13 +204,18 @@ class Unpickler {
     const auto known = dtypes_.find(name);
     if (known != dtypes_.end()) return known->second;
     nb::object dtype;
+    if (!storage.type.starts_with("torch ") && !storage.type.starts_with("torch.storage ")) {
+      throw NotPlain{"a storage is of a class that is not torch's"};
+    }
     if (tensor.dtype.empty()) {
       const std::string class_name = storage.type.substr(storage.type.find(' ') + 1);
       dtype = nb::borrow(PyDict_GetItemString(makers_.storage_dtypes.ptr(), class_name.c_str()));
     } else {
       dtype = nb::getattr(makers_.torch, name.c_str(), nb::handle());
     }
-    if (!dtype.is_valid()) throw NotPlain{"the type " + name + " is not known"};
+    if (!dtype.is_valid() || Py_TYPE(dtype.ptr()) != dtype_type_) {
+      throw NotPlain{"the type " + name + " is not known"};
+    }
     dtypes_.emplace(name, dtype);
     return dtype;
   }
@@ -226,6 +232,8 @@ class Unpickler {
       return Set(made, Call(makers_.untyped_storage, {nb::int_(0).ptr()}), tensor);
     }
     StorageInUse& in_use = at->second;
+    if (in_use.type.empty()) in_use.type = storage.type;
+    if (in_use.type != storage.type) throw NotPlain{"a storage has two types"};
     if (!in_use.tensor.is_valid()) {
       in_use.tensor = FromBuffer(stored, dtype);
       nb::object first = in_use.tensor;
@@ -284,6 +292,9 @@ class Unpickler {
   nb::object empty_shape_ = nb::make_tuple(0);
   nb::object untyped_storage_name_ = nb::str("untyped_storage");
   nb::object set_name_ = nb::str("set_");
+  // The class torch.dtype.
+  PyTypeObject* dtype_type_ =
+      Py_TYPE(PyDict_GetItemString(makers_.storage_dtypes.ptr(), "UntypedStorage"));
 };
 
 }  // namespace

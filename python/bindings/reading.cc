@@ -141,7 +141,7 @@ class PyFile {
     auto info = [&] {
       const nb::gil_scoped_release unlocked;
       return checked ? file_->ReadStorages(storages, deliver, options)
-                     : file_->ReadUnchecked(deliver(*contents()), options);
+                     : file_->ReadUnchecked(storages, deliver, options);
     }();
     last_info_ = Unwrap(std::move(info));
   }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import pickle
 import warnings
@@ -79,11 +80,11 @@ def _path(f: Any) -> bytes | None:
         if b"\0" in path:
             raise ArgumentError("load failed: the path contains a null byte")
         return path
-    if callable(getattr(f, "read", None)) and callable(getattr(f, "seek", None)):
+    if all(callable(getattr(f, method, None)) for method in ("read", "seek", "tell")):
         return None
     raise ArgumentError(
-        f"load failed: {type(f).__name__} is neither a path nor a file object with methods 'read' "
-        "and 'seek'"
+        f"load failed: {type(f).__name__} is neither a path nor a file object with methods 'read', "
+        "'seek' and 'tell'"
     )
 
 
@@ -91,7 +92,12 @@ def _head(f: Any, path: bytes | None) -> bytes:
     """The first bytes of a file object; of a path, if it can be opened (the core says why not)."""
     if path is None:
         position = f.tell()
-        head = f.read(len(_LEGACY_MAGIC))
+        try:
+            head = f.read(len(_LEGACY_MAGIC))
+        except UnicodeDecodeError:
+            head = ""
+        if isinstance(head, str):
+            raise ArgumentError("load failed: the file object gives text; open it with mode 'rb'")
         f.seek(position)
         return bytes(head)
     if not os.path.isfile(path):
@@ -108,10 +114,11 @@ def _is_legacy(head: bytes) -> bool:
 
 
 def _open_object(f: Any) -> _core.File:
-    """Reads a file object into memory."""
-    size = f.seek(0, os.SEEK_END)
-    size = f.tell() if size is None else size
-    f.seek(0)
+    """Reads a file object into memory, from where it stands to its end."""
+    start = f.tell()
+    f.seek(0, os.SEEK_END)
+    size = max(f.tell() - start, 0)
+    f.seek(start)
     arena = _core.arena(size)
     memory = arena.memoryview()
     done = 0
@@ -155,7 +162,7 @@ def _load_legacy(
     weights_only = _weights_only(weights_only, pickle_module)
     try:
         return torch.load(
-            f,
+            os.fsdecode(f) if isinstance(f, bytes) else f,
             map_location=map_location,
             pickle_module=pickle_module,
             weights_only=weights_only,
@@ -164,6 +171,10 @@ def _load_legacy(
     except OSError:
         raise
     except (pickle.UnpicklingError, *_DAMAGE) as error:
+        # What the caller's arguments, or what is installed, are to blame for.
+        missing = not weights_only and isinstance(error, AttributeError)
+        if missing or callable(map_location) or "Attempting to deserialize" in str(error):
+            raise
         name = os.fsdecode(f) if isinstance(f, str | bytes | os.PathLike) else type(f).__name__
         if weights_only and isinstance(error, pickle.UnpicklingError):
             raise WeightsOnlyError(
@@ -218,10 +229,8 @@ def _load_torch(
         if reason := _rebuild.self_test():
             _log.warn_once(f"torch.load reads in our place, after a check: {reason}")
             read_all()
-            if path is None:
-                f.seek(0)
             return torch.load(
-                f,
+                io.BytesIO(read_all().memoryview()) if path is None else os.fsdecode(path),
                 map_location=map_location,
                 pickle_module=pickle_module,
                 weights_only=weights_only,

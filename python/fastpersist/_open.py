@@ -61,6 +61,7 @@ class CheckpointFile:
         self._file: _core.File | None = file
         self._shown = f
         self._tensors = {entry[0]: entry for entry in file.tensors()}
+        self._storages = [storage[0] for storage in file.storages()]
 
     def __enter__(self) -> CheckpointFile:
         self._open_file()
@@ -106,7 +107,7 @@ class CheckpointFile:
 
     def info(self, name: str) -> TensorInfo:
         """What is known of a tensor. Raises KeyError, which names similar ones."""
-        file = self._open_file()
+        self._open_file()
         _, dtype, shape, strides, storage, offset, size, device, _, _ = self._entry(name)
         return TensorInfo(
             name=name,
@@ -115,7 +116,7 @@ class CheckpointFile:
             strides=strides,
             bytes=size,
             device=device,
-            storage=None if storage is None else file.storages()[storage][0],
+            storage=None if storage is None else self._storages[storage],
             offset=offset,
         )
 
@@ -251,18 +252,28 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
 
 
+def numpy_type(name: str, dtype: str) -> Any:
+    """The NumPy type of that name, if it is one of plain numbers: a file may name any."""
+    import numpy
+
+    try:
+        kind = numpy.dtype(dtype)
+    except TypeError:
+        kind = None
+    if kind is None or kind.kind not in "biufc":
+        raise UnsupportedFileError(
+            f"read failed: tensor '{name}' has type {dtype}, which NumPy lacks; install torch"
+        )
+    return kind
+
+
 def _numpy_array(
     entry: _core.StoredTensor, rows: range, rest: tuple[Any, ...], piece: Piece
 ) -> Any:
     import numpy
 
     name, dtype, shape, strides, storage, offset, _, _, conjugate, negative = entry
-    try:
-        kind = numpy.dtype(dtype)
-    except TypeError:
-        raise UnsupportedFileError(
-            f"read failed: tensor '{name}' has type {dtype}, which NumPy lacks; install torch"
-        ) from None
+    kind = numpy_type(name, dtype)
     if storage is None:
         raise UnsupportedFileError(f"read failed: tensor '{name}' is on the meta device: no data")
     if shape:

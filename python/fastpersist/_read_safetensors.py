@@ -8,6 +8,7 @@ from typing import Any
 
 from fastpersist import _core, _log
 from fastpersist._errors import ArgumentError, UnsupportedFileError
+from fastpersist._open import numpy_type
 
 
 def load(file: _core.File, map_location: Any, options: _core.Options) -> dict[str, Any]:
@@ -72,12 +73,7 @@ def _numpy_array(
 ) -> Any:
     import numpy
 
-    try:
-        kind = numpy.dtype(dtype)
-    except TypeError:
-        raise UnsupportedFileError(
-            f"load failed: tensor '{name}' has type {dtype}, which NumPy lacks; install torch"
-        ) from None
+    kind = numpy_type(name, dtype)
     if size == 0:
         return numpy.empty(shape, dtype=kind)
     # NumPy objects keep their buffer alive; it does not matter how they are aligned.

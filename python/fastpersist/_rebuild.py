@@ -12,9 +12,10 @@ from __future__ import annotations
 import functools
 import gc
 import io
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import torch
@@ -106,7 +107,10 @@ def plainly(
     arena = read_all()
     if not works.result():
         return None
-    made = _unpickle_plain(file, arena, any_location)
+    try:
+        made = _unpickle_plain(file, arena, any_location)
+    except Exception as error:  # torch's own says better what is wrong, or makes it all the same
+        made = repr(error)
     if isinstance(made, str):
         logger.debug("torch's unpickler takes over: %s", made)
         return None
@@ -152,7 +156,7 @@ def _unpickle_plain(file: _core.File, arena: _core.Arena, any_location: bool) ->
 def _is_cpu(map_location: Any) -> bool:
     if isinstance(map_location, torch.device):
         return map_location.type == "cpu"
-    return isinstance(map_location, str) and map_location.split(":")[0] == "cpu"
+    return isinstance(map_location, str) and map_location == "cpu"
 
 
 def _nothing_unusual(file: _core.File, map_location: Any) -> bool:
@@ -197,9 +201,18 @@ def _apart(function: Callable[[], _T]) -> Future[_T]:
     """Calls it in a thread of its own: what surrounds our caller (torch.device, fake tensors,
     skip_data, inference mode) is a matter of threads, and must not decide a test whose result is
     kept."""
-    thread = ThreadPoolExecutor(1, thread_name_prefix="fastpersist-test")
-    future = thread.submit(function)
-    thread.shutdown(wait=False)
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="fastpersist-test").start()
+    except RuntimeError:  # none to be had, as when the interpreter is about to exit
+        run()
     return future
 
 

@@ -79,24 +79,19 @@ Result<ReadInfo> OpenedFile::ReadStorages(std::span<const std::uint32_t> storage
   return info;
 }
 
-Result<ReadInfo> OpenedFile::ReadUnchecked(std::vector<plan::Delivery> deliveries,
-                                           const Options& options) {
+Result<ReadInfo> OpenedFile::ReadUnchecked(std::span<const std::uint32_t> storages,
+                                           const Deliver& deliver, const Options& options) {
   Verification found;
-  return Run(
-      [&](const layout::Contents& /*contents*/) {
-        pipeline::RangeChecker::Plan checks{.deliveries = deliveries};
-        for (const plan::Delivery& delivery : deliveries) {
-          auto& ranges = checks.ranges;
-          // Overlapping deliveries are read once.
-          if (!ranges.empty() && delivery.range.begin < ranges.back().range.end) {
-            ranges.back().range.end = std::max(ranges.back().range.end, delivery.range.end);
-          } else {
-            ranges.push_back({.range = delivery.range});
-          }
-        }
+  auto info = Run(
+      [&](const layout::Contents& contents) {
+        auto checks = ChecksFor(contents, storages, path());
+        checks.deliveries = deliver(contents);
+        OnlyDelivered(checks);
         return checks;
       },
       options, found);
+  if (info && !found.damages.empty()) return std::unexpected(found.damages.front());
+  return info;
 }
 
 Result<memory::Arena> OpenedFile::ReadAll(const Options& options, ReadInfo& info,

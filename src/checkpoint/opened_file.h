@@ -34,7 +34,7 @@ class OpenedFile {
   [[nodiscard]] const std::string& path() const { return file_.name(); }
   [[nodiscard]] std::uint64_t size() const { return file_.size(); }
   /// For small pieces of structure.
-  [[nodiscard]] const layout::ByteSource& source() const { return file_; }
+  [[nodiscard]] const file::InputFile& source() const { return file_; }
   [[nodiscard]] std::shared_ptr<const layout::Contents> contents() const;
 
   /// Where the bytes of storages go; called anew when the contents were replaced.
@@ -42,9 +42,10 @@ class OpenedFile {
   /// Reads these storages (ascending indices) whole and checks them.
   [[nodiscard]] Result<ReadInfo> ReadStorages(std::span<const std::uint32_t> storages,
                                               const Deliver& deliver, const Options& options);
-  /// Reads ranges within storages, which no checksum covers.
-  [[nodiscard]] Result<ReadInfo> ReadUnchecked(std::vector<plan::Delivery> deliveries,
-                                               const Options& options);
+  /// Reads parts of these storages, which no checksum covers. Headers and descriptors are compared
+  /// all the same: they say where the storages are.
+  [[nodiscard]] Result<ReadInfo> ReadUnchecked(std::span<const std::uint32_t> storages,
+                                               const Deliver& deliver, const Options& options);
   /// Reads the whole file into an arena that mirrors it, and checks every record.
   [[nodiscard]] Result<memory::Arena> ReadAll(const Options& options, ReadInfo& info,
                                               const Progress& progress = {});

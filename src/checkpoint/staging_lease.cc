@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "memory/allowance.h"
 
@@ -47,7 +48,12 @@ Result<StagingLease> StagingLease::Take(std::uint64_t bytes, std::uint64_t least
   }
 }
 
-void StagingLease::Abandon() && { (void)new memory::StagingPool(std::move(pool_)); }
+void StagingLease::Abandon() && {
+  // Reachable for ever, so that nobody takes it for a leak.
+  static auto* abandoned = new std::vector<memory::StagingPool>;
+  const std::scoped_lock lock(TheKept().mutex);
+  abandoned->push_back(std::move(pool_));
+}
 
 StagingLease::~StagingLease() {
   if (pool_.memory().empty()) return;

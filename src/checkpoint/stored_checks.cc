@@ -17,6 +17,8 @@ using pipeline::Checked;
 using pipeline::CheckedRange;
 using pipeline::RangeChecker;
 
+// Signature, CRC-32, two sizes of 64 bits.
+constexpr std::uint64_t kLongestDescriptor = 24;
 constexpr std::string_view kAdvice = "restore this file from another copy";
 
 void AddRange(RangeChecker::Plan& plan, CheckedRange range) {
@@ -32,7 +34,9 @@ void AddRecord(RangeChecker::Plan& plan, const Contents& contents, std::uint32_t
                   .kind = CheckedRange::Kind::kBody,
                   .crc = contents.checksums ? std::optional(record.crc) : std::nullopt,
                   .record = index});
-  AddRange(plan, {.range = {.begin = record.body_end(), .end = record.end},
+  // Whatever lies between a descriptor and the next record belongs to nobody.
+  AddRange(plan, {.range = {.begin = record.body_end(),
+                            .end = std::min(record.end, record.body_end() + kLongestDescriptor)},
                   .kind = CheckedRange::Kind::kDescriptor,
                   .record = index});
 }
@@ -130,6 +134,28 @@ RangeChecker::Plan ChecksForAll(const Contents& contents, const std::string& fil
   plan.ranges.reserve(3 * contents.archive.records.size());
   for (std::uint32_t i = 0; i < contents.archive.records.size(); ++i) AddRecord(plan, contents, i);
   return plan;
+}
+
+void OnlyDelivered(RangeChecker::Plan& checks) {
+  std::vector<CheckedRange> kept;
+  std::size_t first = 0;  // the first delivery that may reach into this range or a later one
+  for (const CheckedRange& range : checks.ranges) {
+    if (range.kind != CheckedRange::Kind::kBody) {
+      kept.push_back(range);
+      continue;
+    }
+    std::uint64_t covered = range.range.begin;
+    while (first < checks.deliveries.size() &&
+           checks.deliveries[first].range.begin < range.range.end) {
+      const plan::Range& wanted = checks.deliveries[first++].range;
+      const plan::Range part{.begin = std::max(wanted.begin, covered),
+                             .end = std::min(wanted.end, range.range.end)};
+      if (part.begin >= part.end) continue;  // empty, or within an earlier one
+      kept.push_back({.range = part, .kind = range.kind, .record = range.record});
+      covered = part.end;
+    }
+  }
+  checks.ranges = std::move(kept);
 }
 
 std::vector<plan::Range> WantedRanges(const RangeChecker::Plan& checks) {

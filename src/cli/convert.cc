@@ -106,7 +106,7 @@ class Conversion {
     if (!file) return std::unexpected(file.error());
     if (auto checked = CheckInput(**opened); !checked) return checked;
     contents_ = (*opened)->contents();  // anew: checking may have located the bodies
-    auto written = Write(*file);
+    auto written = Write(*file, (*opened)->source());
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     seconds_ = elapsed.count();
     return written;
@@ -198,14 +198,15 @@ class Conversion {
             .length = tensor.bytes};
   }
 
-  Result<void> Write(const file::InputFile& file) {
+  // checked: the open file that was verified, which must be the one that is read now.
+  Result<void> Write(const file::InputFile& file, const file::InputFile& checked) {
     auto stream = format_ == Format::kSafetensors ? LayOutSafetensors() : LayOutTorch();
     if (!stream) return std::unexpected(stream.error());
     ProgressBar bar("converting");
     const std::uint64_t all = stream->size();
     const auto source = std::make_shared<TensorSource>(
         file, *contents_, [&bar, all](std::uint64_t done) { bar.Update(done, all); });
-    if (auto unchanged = source->CheckUnchanged(); !unchanged) return unchanged;
+    if (auto unchanged = source->CheckUnchanged(checked); !unchanged) return unchanged;
     stream->set_pulled(source);
     const InterruptDeferred deferred;
     auto info = checkpoint::SaveStream(*stream, options_.output, {});

@@ -124,7 +124,15 @@ std::vector<std::string> FindObstacles(const Contents& contents, Format to,
                                  : "PyTorch files cannot hold these types",
       [](const StoredTensor& t) { return !TypeIsInBoth(t); }, /*with_type=*/true);
   if (!choices.tensors_only) obstacles.Values();
-  if (!choices.duplicate_shared) obstacles.Shared();
+  if (!choices.duplicate_shared) {
+    obstacles.Shared();
+    obstacles.Tensors(
+        "these tensors show elements of their memory several times (--duplicate-shared writes them "
+        "out, and holds each in memory meanwhile)",
+        [&](const StoredTensor& t) {
+          return t.storage != layout::kNoStorage && t.bytes > contents.storages[t.storage].size;
+        });
+  }
   return std::move(obstacles).Take();
 }
 

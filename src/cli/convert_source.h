@@ -30,12 +30,17 @@ class TensorSource final : public layout::PulledBytes {
   [[nodiscard]] Result<void> Pull(std::uint32_t pull_id, std::uint64_t at,
                                   std::span<std::byte> out) const override;
 
-  /// Whether the file is as it was when this object was made, under the same name still.
-  [[nodiscard]] Result<void> CheckUnchanged() const;
+  /// Whether the file is the one that other was opened for, unchanged.
+  [[nodiscard]] Result<void> CheckUnchanged(const file::InputFile& other) const;
 
  private:
+  // Whether the file is as it was when this object was made, under the same name still.
+  [[nodiscard]] Result<void> CheckUnchanged() const;
+  [[nodiscard]] Error Changed() const;
   [[nodiscard]] Result<void> ReadAt(std::uint64_t offset, std::span<std::byte> out) const;
   [[nodiscard]] Result<void> Gather(std::uint32_t pull_id) const;
+  [[nodiscard]] Result<void> Compare(std::uint32_t pull_id, std::uint64_t at,
+                                     std::span<const std::byte> bytes) const;
 
   const file::InputFile& file_;
   const layout::Contents& contents_;
@@ -45,6 +50,7 @@ class TensorSource final : public layout::PulledBytes {
   mutable std::vector<std::byte> gathered_;
   mutable std::uint32_t gathered_id_ = UINT32_MAX;
   mutable std::uint64_t done_ = 0;
+  mutable std::uint32_t crc_ = 0;  // of the tensor at hand so far
 };
 
 }  // namespace fastpersist::cli

@@ -77,6 +77,12 @@ std::string Verdict(const VerifyOptions& options, const Findings& findings) {
         "{}: structure is good, {} read without error; the format carries no checksums{}\n", file,
         tensors, speed);
   }
+  if (found.checked_records == 0 && found.unchecked_records > 0) {
+    return fmt::format(
+        "{}: structure is good, {} read without error; the file was written with checksums "
+        "switched off, so nothing could be compared{}\n",
+        file, tensors, speed);
+  }
   return fmt::format("{}: good, {}, the checksums of all {} agree{}\n", file, tensors,
                      Counted(found.checked_records, "record"), speed);
 }

@@ -15,10 +15,11 @@ bool IsEmpty(std::span<const std::int64_t> shape) {
 }  // namespace
 
 bool IsRowMajor(std::span<const std::int64_t> shape, std::span<const std::int64_t> strides) {
+  if (IsEmpty(shape)) return true;
   std::int64_t expected = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
     if (shape[i] == 1) continue;
-    if (strides[i] != expected) return IsEmpty(shape);
+    if (strides[i] != expected) return false;
     expected *= shape[i];
   }
   return true;
@@ -51,6 +52,7 @@ void Gather(const std::byte* source, std::span<const std::int64_t> shape,
        out += length) {
     std::memcpy(out, source + at * static_cast<std::int64_t>(item_size), length);
     for (std::size_t d = outer; d-- > 0;) {
+      if (shape[d] == 1) continue;  // its stride may be anything
       at += strides[d];
       if (++index[d] < shape[d]) break;
       at -= strides[d] * shape[d];

@@ -101,11 +101,12 @@ class PickleBuilder {
     return known.id;
   }
 
+  /// Bytes that are kept of the text of an opaque node.
+  static constexpr std::size_t kLongestOpaque = 200;
   /// A copy of items and text is charged; a text that is not a plain name is cut.
   [[nodiscard]] NodeId Opaque(std::string_view text, std::span<const NodeId> items) {
-    constexpr std::size_t kLongest = 200;
-    std::string name(text.substr(0, kLongest));
-    if (text.size() > kLongest) name += "...";
+    std::string name(text.substr(0, kLongestOpaque));
+    if (text.size() > kLongestOpaque) name += "...";
     tree.opaque = true;
     const bool affordable = Charge(name.size() + items.size_bytes());
     const NodeId id = AddText(Kind::kOpaque, std::move(name));

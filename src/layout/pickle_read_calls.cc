@@ -69,7 +69,9 @@ bool NewObjEx(Machine& machine) {
   if (!machine.Pop(arguments) || !machine.Pop(callable)) return false;
   if (!CheckCallable(machine, callable)) return false;
   const NodeId both[] = {arguments, keywords};
-  const std::string name = machine.builder.at(callable).text;
+  // No more of it than is kept: the same callable may be used many times.
+  const std::string name =
+      machine.builder.at(callable).text.substr(0, PickleBuilder::kLongestOpaque + 1);
   return PushAffordable(machine, machine.builder.Opaque(name, both));
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -166,7 +167,12 @@ class Walk {
   NodeId FirstEqual(NodeId key) {
     if (!Exists(key)) return key;
     const PickleNode& node = tree_.at(key);
-    if (node.kind == Kind::kText) return texts_.try_emplace(node.text, key).first->second;
+    if (node.kind == Kind::kText) {
+      // The same long text may be the key of many dicts: it is compared once.
+      const auto [known, is_new] = first_equal_.try_emplace(key, key);
+      if (is_new) known->second = texts_.try_emplace(node.text, key).first->second;
+      return known->second;
+    }
     if (node.kind != Kind::kInt && node.kind != Kind::kBool) return key;
     return integers_.try_emplace(node.integer, key).first->second;
   }
@@ -247,7 +253,8 @@ class Walk {
   std::vector<StateLeaf> leaves_;
   // Maps, not hash tables: a file cannot choose keys that make them slow.
   std::map<std::string, std::uint32_t> last_number_;
-  std::map<std::string_view, NodeId> texts_;  // the first key node of that text
+  std::unordered_map<NodeId, NodeId> first_equal_;  // of key nodes that are texts
+  std::map<std::string_view, NodeId> texts_;        // the first key node of that text
   std::map<std::int64_t, NodeId> integers_;
 };
 

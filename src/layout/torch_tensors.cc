@@ -159,11 +159,12 @@ class StateReader {
   [[nodiscard]] bool HasBit(const PickleTensor& tensor, std::string_view bit) const {
     if (tensor.metadata >= tree_.nodes.size()) return false;
     const auto& items = tree_.at(tensor.metadata).items;
+    bool set = false;  // of equal keys the last one counts
     for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
       const PickleNode& key = tree_.at(items[i]);
-      if (key.kind == Kind::kText && key.text == bit) return tree_.at(items[i + 1]).integer != 0;
+      if (key.kind == Kind::kText && key.text == bit) set = tree_.at(items[i + 1]).integer != 0;
     }
-    return false;
+    return set;
   }
 
   Result<void> AddTensor(StateLeaf& leaf) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An Arena is private memory that mirrors a file: byte i of the file goes to byte i of the arena.
+// An Arena is private memory that mirrors a file: what a record of the file holds at byte i goes to
+// byte i of the arena. What lies between the records may be there too, or not.
 // Its address is a multiple of every alignment a device may ask for, so whole blocks of the file
 // land where they stay, without a copy; storages are views into it. Huge pages where the kernel
 // gives them: fewer faults, and the device gets long pieces.

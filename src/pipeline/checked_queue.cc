@@ -34,9 +34,14 @@ CheckedQueue::CheckedQueue(std::unique_ptr<engine::IoEngine>& engine, QueueFile 
   for (unsigned slot = slots; slot-- > 0;) free_.push_back(slot);
 }
 
-CheckedQueue::~CheckedQueue() {
+CheckedQueue::~CheckedQueue() { Settle(); }
+
+void CheckedQueue::Settle() {
   pending_.clear();
-  while (in_flight_ > 0 && !reap_failed_) ReapSome();
+  while (in_flight_ > 0 && !reap_failed_) {
+    ReapSome();
+    pending_.clear();  // what was cut short is not gone on with
+  }
 }
 
 Result<unsigned> CheckedQueue::AcquireSlot() {

@@ -65,6 +65,9 @@ class CheckedQueue {
   [[nodiscard]] Result<void> Await(unsigned slot);
   /// Waits until everything that was started is complete.
   [[nodiscard]] Result<void> Drain();
+  /// Starts nothing more, and waits for what is in flight whatever comes of it: then the memory may
+  /// be used anew, unless writes_lost().
+  void Settle();
 
   /// True when the error came from the engine itself, not from the file: another engine may do.
   [[nodiscard]] bool engine_failed() const { return engine_failed_; }

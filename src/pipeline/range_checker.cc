@@ -44,17 +44,12 @@ void RangeChecker::Body(const CheckedRange& range, std::uint64_t offset,
                         std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const auto chunk = bytes.first(std::min(bytes.size(), kChunk));
-    while (delivery_ < plan_->deliveries.size() &&
-           plan_->deliveries[delivery_].range.end <= offset) {
-      ++delivery_;
-    }
+    const std::uint64_t end = offset + chunk.size();
+    Activate(offset, end);
     // Mostly one tensor takes the whole chunk: then copying and checksum are one pass.
     const plan::Delivery* only =
-        delivery_ < plan_->deliveries.size() ? &plan_->deliveries[delivery_] : nullptr;
-    const std::uint64_t end = offset + chunk.size();
-    const bool fits = only != nullptr && only->range.begin <= offset && end <= only->range.end &&
-                      (delivery_ + 1 == plan_->deliveries.size() ||
-                       plan_->deliveries[delivery_ + 1].range.begin >= end);
+        active_.size() == 1 ? &plan_->deliveries[active_.front()] : nullptr;
+    const bool fits = only != nullptr && only->range.begin <= offset && end <= only->range.end;
     std::byte* target = fits ? only->memory + (offset - only->range.begin) : nullptr;
     if (fits && target != chunk.data() && range.crc) {
       crc_ = base::CopyAndCrc32({target, chunk.size()}, chunk, crc_);
@@ -67,15 +62,23 @@ void RangeChecker::Body(const CheckedRange& range, std::uint64_t offset,
   }
 }
 
+// Those that have a part in [offset, end).
+void RangeChecker::Activate(std::uint64_t offset, std::uint64_t end) {
+  std::erase_if(active_, [&](std::size_t i) { return plan_->deliveries[i].range.end <= offset; });
+  for (; delivery_ < plan_->deliveries.size(); ++delivery_) {
+    const plan::Range& range = plan_->deliveries[delivery_].range;
+    if (range.begin >= end) break;
+    if (range.end > offset && range.begin < range.end) active_.push_back(delivery_);
+  }
+}
+
 // To every delivery that has a part in these bytes and does not lie there already.
 void RangeChecker::CopyOut(std::uint64_t offset, std::span<const std::byte> bytes) {
   const std::uint64_t end = offset + bytes.size();
-  for (std::size_t i = delivery_; i < plan_->deliveries.size(); ++i) {
+  for (const std::size_t i : active_) {
     const plan::Delivery& delivery = plan_->deliveries[i];
-    if (delivery.range.begin >= end) break;
     const std::uint64_t from = std::max(offset, delivery.range.begin);
     const std::uint64_t to = std::min(end, delivery.range.end);
-    if (from >= to) continue;
     std::byte* target = delivery.memory + (from - delivery.range.begin);
     const std::byte* source = bytes.data() + (from - offset);
     if (target != source) std::memcpy(target, source, to - from);

@@ -48,9 +48,10 @@ class RangeChecker final : public ByteSink {
   using Advance = std::function<void(std::uint64_t bytes)>;
 
   struct Plan {
-    std::vector<CheckedRange> ranges;        ///< Ascending, not empty, without overlaps.
-    std::vector<plan::Delivery> deliveries;  ///< Ascending by begin; each within kBody ranges.
-    Show show;                               ///< May be empty: headers are not looked at.
+    std::vector<CheckedRange> ranges;  ///< Ascending, not empty, without overlaps.
+    std::vector<plan::Delivery>
+        deliveries;  ///< Ascending by begin; those within kBody ranges are made.
+    Show show;       ///< May be empty: headers are not looked at.
     Differs differs;
     Advance advance;               ///< May be empty.
     std::size_t most_damages = 1;  ///< Stops after that many.
@@ -72,13 +73,15 @@ class RangeChecker final : public ByteSink {
   void Body(const CheckedRange& range, std::uint64_t offset, std::span<const std::byte> bytes);
   void Frame(const CheckedRange& range, std::span<const std::byte> bytes, bool last);
   void FinishBody(const CheckedRange& range);
+  void Activate(std::uint64_t offset, std::uint64_t end);
   void CopyOut(std::uint64_t offset, std::span<const std::byte> bytes);
 
   const Plan* plan_;
-  std::size_t range_ = 0;           // the first that is not complete
-  std::size_t delivery_ = 0;        // the first that is not complete
-  std::uint32_t crc_ = 0;           // of ranges[range_] so far
-  std::vector<std::byte> partial_;  // a kHeader or kDescriptor of which not all has arrived
+  std::size_t range_ = 0;            // the first that is not complete
+  std::size_t delivery_ = 0;         // the first that has not begun
+  std::vector<std::size_t> active_;  // those that have begun and are not complete
+  std::uint32_t crc_ = 0;            // of ranges[range_] so far
+  std::vector<std::byte> partial_;   // a kHeader or kDescriptor of which not all has arrived
   std::vector<Error> damages_;
   bool gave_up_ = false;
   std::uint64_t accepted_ = 0;

@@ -39,10 +39,11 @@ ReadOutcome ReadStream(const plan::ReadPlan& plan, std::uint64_t block_bytes, un
   };
   ReadOutcome outcome;
   if (auto done = run(); !done) outcome.error = std::move(done.error());
+  queue.Settle();  // a sink that had enough, or an error, leaves reads in flight
   outcome.engine_failed = queue.engine_failed();
   outcome.reads_lost = queue.writes_lost();
   outcome.left_direct = queue.left_direct();
-  return outcome;  // the queue's destructor drains what a sink that had enough left in flight
+  return outcome;
 }
 
 }  // namespace fastpersist::pipeline

@@ -50,7 +50,8 @@ class ReadPlanner {
     const bool usable =
         body.begin < body.end && body.end - body.begin >= options_.min_in_place_bytes &&
         base::IsAlignedAddress(delivery.memory + (body.begin - delivery.range.begin),
-                               options_.limits.memory_align);
+                               std::max<std::uint64_t>(options_.limits.memory_align,
+                                                       options_.limits.direct ? kPage : 1));
     return usable ? body : Range{};
   }
 

@@ -48,9 +48,10 @@ struct ReadPlanOptions {
 };
 
 /// Plans the reads that cover all wanted ranges. Preconditions: both lists are in ascending order
-/// of begin; wanted ranges do not overlap; each delivery lies within wanted ranges.
+/// of begin; wanted ranges do not overlap. Deliveries may reach beyond the wanted ranges (the arena
+/// that mirrors a file does): what is read is what is wanted, and what lies close to it.
 ///
-/// Direct in-place reads cover whole pages of 4096 bytes only, even when the device takes less: a
+/// Direct in-place reads cover whole pages of memory only, even when the device takes less: a
 /// page that a concurrent fork(2) shares with a child must not also hold bytes that the program may
 /// write meanwhile, since such a write would leave the device reading into the child's copy.
 [[nodiscard]] ReadPlan PlanReads(std::span<const Range> wanted,

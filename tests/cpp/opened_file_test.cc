@@ -285,12 +285,14 @@ TEST_F(OpenedFileTest, PartsOfStoragesAreReadWithoutAChecksum) {
     deliveries.push_back({.range = {.begin = begins[i], .end = begins[i] + memory[i].size()},
                           .memory = reinterpret_cast<std::byte*>(memory[i].data())});
   }
-  const auto info = file->ReadUnchecked(deliveries, {});
+  const auto deliver = [&](const Contents&) { return deliveries; };
+  const auto info = file->ReadUnchecked(std::vector<std::uint32_t>{0}, deliver, {});
   ASSERT_TRUE(info) << info.error().Message();
   for (std::size_t i = 0; i < memory.size(); ++i) {
     EXPECT_TRUE(memory[i] == content.substr(begins[i], memory[i].size())) << i;
   }
-  EXPECT_TRUE(file->ReadUnchecked({}, {}));
+  const auto none = [](const Contents&) { return std::vector<plan::Delivery>(); };
+  EXPECT_TRUE(file->ReadUnchecked({}, none, {}));
 }
 
 TEST_F(OpenedFileTest, ProgressGrowsAndKnowsTheWhole) {
