@@ -153,6 +153,7 @@ def _run_one(
     result: StateResult,
     progress: Progress,
 ) -> Sample:
+    cold.have_memory_ready(READY_MEMORY * result.bytes)
     if name in SETTINGS:
         return limit.read(SETTINGS[name], directory / LIMIT_FILE)
     source = directory / load_peers.LOADERS[name].source
@@ -161,7 +162,6 @@ def _run_one(
     if share > WARM_SHARE and not result.warm_share:
         progress(f"{result.name}: {share:.0%} of {source.name} cannot be put out of the page cache")
     result.warm_share = max(result.warm_share, share if share > WARM_SHARE else 0.0)
-    cold.have_memory_ready(READY_MEMORY * result.bytes)
     return sample_from_json(waiting[name].go())
 
 
