@@ -57,11 +57,13 @@ def settle_shared(plan: Plan, outline: Outline) -> list[str]:
 
 def _memory(tensor: torch.Tensor) -> Any:
     """Equal for tensors that are the same view of the same memory; None without memory."""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.numel() == 0:
+    if tensor.layout != torch.strided or tensor.is_meta or torch.nn.parameter.is_lazy(tensor):
         return None
     try:
-        address = tensor.data_ptr()
+        address = tensor.data_ptr() if tensor.numel() else 0
     except RuntimeError:  # subclasses without memory of their own
+        return None
+    if not address:
         return None
     bits = (tensor.is_conj(), tensor.is_neg())
     return (tensor.device, address, tensor.shape, tensor.stride(), tensor.dtype, bits)
@@ -150,6 +152,8 @@ def _piece(fill: Fill, outline: Outline, staged: bool) -> tuple[int, int, int, i
     if (place := outline.locate(source)) is None:
         return None
     memory = source if staged or fill.target is None else fill.target
+    if memory is source:
+        outline.allocate(source)
     return (*place, _span(source), memory.data_ptr())
 
 

@@ -75,8 +75,11 @@ def load_into(
 
     Returns: a `LoadReport`.
 
-    Raises: `MismatchError`, with nothing touched; what `load` raises. CorruptCheckpointError and
-        StorageError have `partially_restored`: True if tensors were already overwritten in part.
+    Modules with hooks of their own for load_state_dict judge what fits themselves, and late.
+
+    Raises: `MismatchError`, with nothing touched unless such a module raised; what `load` raises.
+        CorruptCheckpointError and StorageError have `partially_restored`: True if tensors were
+        already overwritten in part.
 
     Not thread-safe with regard to `state`. The GIL is free while bytes move. Needs torch.
     """
@@ -91,14 +94,15 @@ def load_into(
         _refuse(plan, f)
     names = [fill.name for fill in plan.fills]
     done = _fill.fill_all(plan, sketch)
-    for restore in plan.restores:
-        _restore(restore, strict)
+    judged = [_restore(restore, strict) for restore in plan.restores]
+    missing = [name for name, _ in plan.missing] + [name for lack, _ in judged for name in lack]
+    unused = {name: None for _, excess in judged for name in excess}
     for container, key, value in plan.values:
         _set(container, key, value)
     return LoadReport(
-        filled=tuple(names + along),
-        missing=tuple(name for name, _ in plan.missing),
-        unexpected=tuple(plan.unexpected),
+        filled=tuple(name for name in names + along if name not in unused),
+        missing=tuple(missing),
+        unexpected=(*plan.unexpected, *unused),
         different=tuple(plan.different),
         values_set=len(plan.values) + plan.given_values,
         bytes=done,
@@ -118,13 +122,30 @@ def _check_state(state: Any) -> None:
     )
 
 
-def _restore(restore: Restore, strict: bool) -> None:
+def _restore(restore: Restore, strict: bool) -> tuple[list[str], list[str]]:
+    """What a module that judges itself found missing and unexpected."""
     if not restore.needed:
-        return
-    if restore.is_module:
-        restore.owner.load_state_dict(restore.state, strict=strict)
-    else:
+        return [], []
+    if not restore.is_module:
         restore.owner.load_state_dict(restore.state)
+        return [], []
+    if not restore.judges:
+        restore.owner.load_state_dict(restore.state, strict=strict)
+        return [], []
+    try:
+        result = restore.owner.load_state_dict(restore.state, strict=strict)
+    except RuntimeError as error:
+        where = f"'{restore.name}', a {type(restore.owner).__name__}," if restore.name else "it"
+        raise MismatchError(
+            f"load_into failed: {where} did not take the file's state, and tensors may have been "
+            f"overwritten: {error}",
+            different=[(restore.name or "the whole state", str(error))],
+        ) from error
+    prefix = f"{restore.name}." if restore.name else ""
+    return (
+        [prefix + name for name in getattr(result, "missing_keys", ())],
+        [prefix + name for name in getattr(result, "unexpected_keys", ())],
+    )
 
 
 def _set(container: Any, key: Any, value: Any) -> None:

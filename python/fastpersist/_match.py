@@ -39,6 +39,8 @@ class Restore:
     state: Any
     is_module: bool
     needed: bool  # False: filling its tensors is all that load_state_dict would do
+    name: str = ""
+    judges: bool = False  # a module that compares names and shapes itself
 
 
 @dataclasses.dataclass
@@ -115,6 +117,8 @@ def tensor_problem(here: torch.Tensor, there: Any) -> str:
     """Why one cannot be filled from the other; empty if it can."""
     if not isinstance(there, torch.Tensor):
         return f"a tensor here, {_kind(there)} in the file"
+    if torch.nn.parameter.is_lazy(here):
+        return "not initialized here: pass its module, in place of the module's state_dict()"
     for tensor, where in ((here, "here"), (there, "in the file")):
         if type(tensor) not in PLAIN_TENSORS:
             return f"a {type(tensor).__name__} {where}, which only its own load_state_dict can fill"
@@ -220,6 +224,11 @@ class _Matcher:
     # --- Objects with state_dict and load_state_dict ---
 
     def _object(self, owner: Any, there: Any, name: str) -> None:
+        if isinstance(owner, torch.nn.Module) and isinstance(there, Mapping) and _adapts(owner):
+            # What fits is known only once its hooks have seen the state.
+            state = self._merge(_ABSENT, there, name, may_change=True)
+            self.plan.restores.append(Restore(owner, state, True, True, name, judges=True))
+            return None
         here = owner.state_dict()
         if isinstance(here, Mapping) and not isinstance(there, Mapping):
             return self._differ(
@@ -227,11 +236,17 @@ class _Matcher:
             )
         if isinstance(owner, torch.nn.Module):
             return self._module(owner, here, there, name)
+        plan = self.plan
+        before = (len(plan.different), len(plan.fills), plan.given_values)
         is_optimizer = isinstance(owner, torch.optim.Optimizer)
         if is_optimizer:
             self._parameter_groups(here, there, name)
         state = self._merge(here, there, name, may_change=not is_optimizer)
-        self.plan.restores.append(Restore(owner, state, is_module=False, needed=True))
+        if len(plan.different) == before[0]:
+            plan.restores.append(Restore(owner, state, is_module=False, needed=True))
+        else:  # It would refuse the whole, after other tensors were filled: it stays as it is.
+            del plan.fills[before[1] :]
+            plan.given_values = before[2]
         return None
 
     def _module(
@@ -239,10 +254,12 @@ class _Matcher:
     ) -> None:
         state: OrderedDict[str, Any] = OrderedDict()
         extra = False
+        may_lack = _added_later(owner, getattr(there, "_metadata", None))
         for key, value in here.items():
             place = _join(name, key)
             if key not in there:
-                self._miss(value, place)
+                if key not in may_lack:
+                    self._miss(value, place)
             elif isinstance(value, torch.Tensor):
                 self.tensor(value, there[key], place)
                 state[key] = value
@@ -264,14 +281,17 @@ class _Matcher:
             groups = state.get("param_groups")
             if not isinstance(groups, list) or not all(isinstance(g, Mapping) for g in groups):
                 return None
-            return [len(group.get("params", ())) for group in groups]
+            lists = [group.get("params") for group in groups]
+            return [len(ids) for ids in lists if _is_sequence(ids)]
 
         mine, theirs = sizes(here), sizes(there)
         if mine != theirs:
-            self._differ(
-                _join(name, "param_groups"),
-                f"groups of {mine} parameters here, of {theirs} in the file",
-            )
+            found = "none" if theirs is None else f"of {theirs}"
+            why = f"groups of {mine} parameters here, {found} in the file"
+            self._differ(_join(name, "param_groups"), why)
+        if isinstance(here.get("state"), Mapping) and not isinstance(there.get("state"), Mapping):
+            found = _kind(there["state"]) if "state" in there else "nothing"
+            self._differ(_join(name, "state"), f"dict here, {found} in the file")
 
     def _merge(self, here: Any, there: Any, name: str, may_change: bool) -> Any:
         """What load_state_dict gets: the file's state with the tensors that exist already in it.
@@ -320,6 +340,35 @@ class _Matcher:
                 self._miss(value, _join(name, key))
                 if isinstance(merged, MutableMapping):
                     merged[key] = value
+
+
+def _adapts(module: torch.nn.Module) -> bool:
+    """Whether load_state_dict may take other names and shapes than state_dict gives now.
+
+    Those of torch's own modules (batch norms) are known: `_added_later`.
+    """
+    for part in module.modules():
+        method = type(part)._load_from_state_dict
+        own = method is torch.nn.Module._load_from_state_dict
+        if not own and not method.__module__.startswith("torch.nn.modules."):
+            return True
+        is_lazy: Any = torch.nn.parameter.is_lazy
+        tensors = (*part._parameters.values(), *part._buffers.values())
+        if part._load_state_dict_pre_hooks or any(map(is_lazy, tensors)):
+            return True
+    return False
+
+
+def _added_later(module: torch.nn.Module, metadata: Any) -> set[str]:
+    """Names that older files lack and load_state_dict does without: batch norms' of torch 0.4."""
+    names = set()
+    for place, part in module.named_modules(remove_duplicate=False):
+        if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.track_running_stats:
+            about = metadata.get(place, {}) if isinstance(metadata, Mapping) else {}
+            version = about.get("version") if isinstance(about, Mapping) else None
+            if version is None or version < 2:  # the version of the module's part of the state
+                names.add(_join(place, "num_batches_tracked"))
+    return names
 
 
 def _only_copies(module: torch.nn.Module) -> bool:

@@ -61,6 +61,12 @@ class Outline:
         """Where the tensor's first byte is; None for tensors without data."""
         return self.places.get(id(tensor))
 
+    def allocate(self, tensor: torch.Tensor) -> None:
+        """Gives it the memory that it lies in, before its address is asked for."""
+        storage = tensor.untyped_storage()
+        if not storage.nbytes():
+            storage.resize_(tensor.numel() * tensor.element_size())
+
     def read(self, pieces: list[tuple[int, int, int, int]]) -> None:
         """Has (storage, offset, bytes, address) read, and compares the storages' checksums."""
         assert self.file is not None
@@ -188,8 +194,9 @@ def _safetensors(file: _core.File, options: _core.Options) -> Outline:
                 f"load failed: tensor '{name}' has type {dtype}, which torch {torch.__version__} "
                 "lacks"
             )
-        made[name] = torch.empty(shape, dtype=kind, device="cpu")  # not touched
-        if made[name].numel():
+        made[name] = tensor = torch.empty(shape, dtype=kind, device="cpu")  # not touched
+        if tensor.numel():
             assert storage is not None  # the format has no meta tensors
-            sketch.places[id(made[name])] = (storage, 0)
+            sketch.places[id(tensor)] = (storage, 0)
+            tensor.untyped_storage().resize_(0)  # so that only what is wanted has memory
     return sketch

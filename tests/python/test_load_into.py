@@ -18,7 +18,7 @@ from conftest import read
 from torch import nn
 
 import fastpersist as fp
-from fastpersist import _fill
+from fastpersist import _fill, _outline
 
 # Torch warns about experimental dtypes.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -395,6 +395,19 @@ def test_safetensors_files_are_read(tmp_path: Path) -> None:
         fp.load_into({"a": mine["a"]}, path)
 
 
+@pytest.mark.parametrize("strided", [False, True])
+def test_tensors_of_safetensors_files_have_no_memory_until_wanted(
+    strided: bool, tmp_path: Path
+) -> None:
+    path = saved(tmp_path, {"a": noise(5000), "b": noise(600, 1)}, "model.safetensors")
+    sketch = _outline.outline(path, None, None)
+    assert [t.untyped_storage().nbytes() for t in sketch.object.values()] == [0, 0]
+    a = torch.zeros(10_000, dtype=torch.uint8)[::2] if strided else torch.zeros_like(noise(5000))
+    report = fp.load_into({"a": a}, path, strict=False)
+    assert torch.equal(a, noise(5000))
+    assert (report.filled, report.unexpected) == (("a",), ("b",))
+
+
 def test_files_with_other_objects_are_read_as_a_whole(tmp_path: Path) -> None:
     state = {"w": torch.arange(5.0), "phase": next(iter(zoo.Phase))}
     torch.save(state, tmp_path / "model.pt")
@@ -535,6 +548,141 @@ def test_a_module_alone_is_filled_in_place(tmp_path: Path) -> None:
         fp.load_into(nn.Linear(7, 33), tmp_path / "model.pt")
     assert caught.value.missing == ["weight", "bias"]
     assert "0.weight" in caught.value.unexpected
+
+
+def adam_state(count: int) -> Any:
+    """Of an optimizer that has moments."""
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(count)]
+    optimizer = torch.optim.Adam(parameters)
+    sum(p.sum() for p in parameters).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("there", "different"),
+    [
+        pytest.param(adam_state(2), "o.param_groups", id="more parameters"),
+        pytest.param({"state": {}}, "o.param_groups", id="no groups"),
+        pytest.param({"state": {}, "param_groups": 3}, "o.param_groups", id="a number"),
+        pytest.param({"state": {}, "param_groups": [{"lr": 1}]}, "o.param_groups", id="no ids"),
+        pytest.param({"param_groups": adam_state(1)["param_groups"]}, "o.state", id="no state"),
+        pytest.param({**adam_state(1), "state": 3}, "o.state", id="a state of 3"),
+    ],
+)
+def test_an_optimizer_that_does_not_fit_stays_as_it_is(
+    there: Any, different: str, tmp_path: Path
+) -> None:
+    path = saved(tmp_path, {"m": torch.full((2,), 7.0), "o": there})
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([parameter])
+    parameter.sum().backward()  # type: ignore[no-untyped-call]
+    for _ in range(3):
+        optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    mine = {"m": torch.zeros(2), "o": optimizer}
+    with pytest.raises(fp.MismatchError) as caught:
+        fp.load_into(mine, path)
+    assert different in [name for name, _ in caught.value.different]
+    assert mine["m"].tolist() == [0, 0]
+    report = fp.load_into(mine, path, strict=False)
+    assert report.filled == ("m",)
+    assert report.values_set == 0
+    assert different in [name for name, _ in report.different]
+    assert mine["m"].tolist() == [7, 7]
+    assert zoo.same(optimizer.state_dict(), before)
+
+
+class Renamed(nn.Module):
+    """Takes its weight by its old name too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.other = nn.Parameter(torch.zeros(2))
+        self._register_load_state_dict_pre_hook(self._rename)
+
+    @staticmethod
+    def _rename(state: dict[str, Any], prefix: str, *_: object) -> None:
+        if prefix + "old" in state:
+            state[prefix + "weight"] = state.pop(prefix + "old")
+
+
+def test_modules_with_hooks_take_what_their_hooks_make_fit(tmp_path: Path) -> None:
+    there = {"old": torch.arange(3.0), "other": torch.ones(2)}
+    path = saved(tmp_path, {"model": there, "w": torch.ones(1)})
+    mine: dict[str, Any] = {"model": Renamed(), "w": torch.zeros(1)}
+    address = mine["model"].weight.data_ptr()
+    report = fp.load_into(mine, path)
+    assert mine["model"].weight.tolist() == [0, 1, 2]
+    assert mine["model"].weight.data_ptr() == address
+    assert mine["w"].item() == 1
+    assert sorted(report.filled) == ["model.old", "model.other", "w"]
+
+
+def test_modules_with_hooks_say_what_they_did_not_take(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"model": {"old": torch.arange(3.0), "more": torch.ones(2)}})
+    with pytest.raises(fp.MismatchError, match="'model', a Renamed, did not take") as caught:
+        fp.load_into({"model": Renamed()}, path)
+    assert "may have been overwritten" in str(caught.value)
+    assert [name for name, _ in caught.value.different] == ["model"]
+    model = Renamed()
+    report = fp.load_into({"model": model}, path, strict=False)
+    assert model.weight.tolist() == [0, 1, 2]
+    assert report.filled == ("model.old",)
+    assert report.missing == ("model.other",)
+    assert report.unexpected == ("model.more",)
+
+
+class Padded(nn.Module):
+    """Takes weights of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        key = prefix + "weight"
+        state_dict[key] = nn.functional.pad(state_dict[key], (0, 3 - state_dict[key].numel()))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def test_modules_that_load_in_their_own_way_do(tmp_path: Path) -> None:
+    model = nn.Sequential(Padded())
+    fp.load_into(model, saved(tmp_path, {"0.weight": torch.ones(2)}))
+    assert model[0].weight.tolist() == [1, 1, 0]
+
+
+def test_lazy_modules_are_loaded_and_their_state_says_how(tmp_path: Path) -> None:
+    source = nn.Sequential(nn.Linear(5, 2), nn.BatchNorm1d(2))
+    path = saved(tmp_path, source.state_dict())
+    lazy = nn.Sequential(nn.LazyLinear(2), nn.BatchNorm1d(2))
+    with pytest.raises(fp.MismatchError, match=r"0\.weight: not initialized here: pass its module"):
+        fp.load_into(lazy.state_dict(), path)
+    with pytest.raises(fp.MismatchError, match="missing in the file"):
+        fp.load_into(lazy.state_dict(), saved(tmp_path, {}, "empty.pt"))
+    fp.load_into(lazy, path)
+    assert zoo.same(dict(lazy.state_dict()), dict(source.state_dict()))
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_batch_norms_of_old_files_count_from_where_they_are(suffix: str, tmp_path: Path) -> None:
+    state = new_model(1).state_dict()
+    for about in state._metadata.values():  # type: ignore[attr-defined]
+        about.pop("version", None)
+    del state["1.num_batches_tracked"]
+    path = tmp_path / f"model.{suffix}"
+    fp.save(state if suffix == "pt" else dict(state), path)
+    target, expected = new_model(2), new_model(2)
+    address = target[1].running_mean.data_ptr()  # type: ignore[index]
+    expected.load_state_dict(state)
+    report = fp.load_into(target, path)
+    assert zoo.same(dict(target.state_dict()), dict(expected.state_dict()))
+    assert target[1].running_mean.data_ptr() == address  # type: ignore[index]
+    assert report.missing == ()
+    fp.save({"weight": torch.ones(3)}, path)
+    with pytest.raises(fp.MismatchError, match="nothing was touched"):
+        fp.load_into(nn.BatchNorm1d(3), path)
 
 
 class WithExtra(nn.Module):
