@@ -451,7 +451,6 @@ def plain_state() -> dict[str, torch.Tensor]:
         "head": whole[:10],
         "tail": whole[40:60],
         "transposed": torch.randn(40, 30).t(),
-        "expanded": torch.randn(3, 1).expand(3, 4),
     }
 
 
@@ -468,6 +467,16 @@ def test_converted_files_hold_the_same_bits(cli: Callable[..., Done[str]], tmp_p
     assert same(back, state)
     assert "good" in cli("verify", "back.pt").stdout
     assert json.loads(cli("inspect", "--json", "back.pt").stdout)["archive"]["prefix"] == "back"
+
+
+def test_an_expanded_tensor_is_written_out_when_that_is_asked_for(
+    cli: Callable[..., Done[str]], tmp_path: Path
+) -> None:
+    state = {"expanded": torch.randn(3, 1).expand(3, 4)}
+    torch.save(state, tmp_path / "x.pt")
+    assert "'expanded'" in cli("convert", "x.pt", "x.safetensors", status=None).stderr
+    cli("convert", "--duplicate-shared", "x.pt", "x.safetensors")
+    assert same(load_file(tmp_path / "x.safetensors"), state)
 
 
 def test_converted_files_are_those_of_the_formats_own_writers(
