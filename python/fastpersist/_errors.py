@@ -82,8 +82,8 @@ class CorruptCheckpointError(Error):
 
 
 class MismatchError(Error, ValueError):
-    """The file does not fit the state that it should fill. Nothing was touched, unless a module that
-    judges for itself (one with hooks for `load_state_dict`) refused; the message says so.
+    """The file does not fit the state that it should fill. Nothing was touched, unless a module
+    that judges for itself (one with hooks for `load_state_dict`) refused; the message says so.
 
     Attributes: `missing` (names that the state has and the file lacks), `unexpected` (the other way
     round), and `different`, a list of (name, how they differ).
