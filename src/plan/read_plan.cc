@@ -24,12 +24,11 @@ class ReadPlanner {
   void Run(Range run, std::span<const Delivery> deliveries) {
     std::uint64_t planned = AlignDown(run.begin, options_.limits.offset_align);
     for (const Delivery& delivery : deliveries) {
-      const Range body = InPlaceBody(delivery, planned);
+      const Range body = InPlaceBody(delivery, {.begin = planned, .end = run.end});
       if (body.begin >= body.end) continue;
       Stage({.begin = planned, .end = body.begin});
-      const std::byte* start = delivery.memory;
-      InPlace(body, std::min(body.end, delivery.range.end),
-              const_cast<std::byte*>(start) + (body.begin - delivery.range.begin));
+      InPlace(body, std::min({body.end, delivery.range.end, run.end}),
+              delivery.memory + (body.begin - delivery.range.begin));
       planned = body.end;
     }
     Stage({.begin = planned, .end = run.end});
@@ -38,14 +37,15 @@ class ReadPlanner {
   [[nodiscard]] ReadPlan Finish() && { return std::move(plan_); }
 
  private:
-  // The part of a delivery, from planned on, that may be read where it belongs; empty if none.
-  [[nodiscard]] Range InPlaceBody(const Delivery& delivery, std::uint64_t planned) const {
+  // The part of a delivery, within what is left of the run, that may be read where it belongs;
+  // empty if none.
+  [[nodiscard]] Range InPlaceBody(const Delivery& delivery, Range left) const {
+    const std::uint64_t end = std::min(delivery.range.end, left.end);
     // Roomy memory takes whole blocks at its end. At its beginning the address decides.
     const std::uint64_t tail = delivery.roomy ? options_.limits.offset_align : page_;
     const Range body{
-        .begin = AlignUp(std::max(delivery.range.begin, planned), page_),
-        .end = delivery.roomy ? AlignUp(delivery.range.end, tail)
-                              : AlignDown(delivery.range.end, tail),
+        .begin = AlignUp(std::max(delivery.range.begin, left.begin), page_),
+        .end = delivery.roomy ? AlignUp(end, tail) : AlignDown(end, tail),
     };
     const bool usable =
         body.begin < body.end && body.end - body.begin >= options_.min_in_place_bytes &&
@@ -91,17 +91,16 @@ ReadPlan PlanReads(std::span<const Range> wanted, std::span<const Delivery> deli
   assert(base::IsAligned(options.block_bytes, options.limits.memory_align));
   assert(options.coalesce_bytes >= options.limits.offset_align);
   ReadPlanner planner(options);
-  std::size_t next_delivery = 0;
+  std::size_t first = 0;  // the first delivery that may reach into this run or a later one
   for (std::size_t i = 0; i < wanted.size();) {
     Range run = wanted[i++];
     while (i < wanted.size() && wanted[i].begin - run.end <= options.coalesce_bytes) {
       run.end = wanted[i++].end;
     }
-    const std::size_t first = next_delivery;
-    while (next_delivery < deliveries.size() && deliveries[next_delivery].range.begin < run.end) {
-      ++next_delivery;
-    }
-    planner.Run(run, deliveries.subspan(first, next_delivery - first));
+    std::size_t end = first;
+    while (end < deliveries.size() && deliveries[end].range.begin < run.end) ++end;
+    planner.Run(run, deliveries.subspan(first, end - first));
+    while (first < end && deliveries[first].range.end <= run.end) ++first;
   }
   return std::move(planner).Finish();
 }

@@ -49,7 +49,8 @@ struct ReadPlanOptions {
 
 /// Plans the reads that cover all wanted ranges. Preconditions: both lists are in ascending order
 /// of begin; wanted ranges do not overlap. Deliveries may reach beyond the wanted ranges (the arena
-/// that mirrors a file does): what is read is what is wanted, and what lies close to it.
+/// that mirrors a file does): what is read is what is wanted, and the gaps that are not worth
+/// skipping.
 ///
 /// Direct in-place reads cover whole pages of memory only, even when the device takes less: a
 /// page that a concurrent fork(2) shares with a child must not also hold bytes that the program may

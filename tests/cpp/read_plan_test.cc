@@ -320,6 +320,27 @@ TEST(ReadPlan, RoomyMemoryTakesTheLastBlockWhole) {
   EXPECT_EQ(tight.staged_bytes, 700U);
 }
 
+// The arena that mirrors a file is one delivery, however far apart the wanted ranges are.
+TEST(ReadPlan, ADeliveryOfEverythingIsReadInPlaceWhereItIsWantedAndNowhereElse) {
+  constexpr std::uint64_t kGap = std::uint64_t{1} << 20;
+  AlignedMemory memory(3 * kGap);
+  const Range wanted[] = {{.begin = 10, .end = 3 * kPage},
+                          {.begin = 2 * kGap + 5, .end = 3 * kGap}};
+  const Delivery all{
+      .range = {.begin = 0, .end = 3 * kGap}, .memory = memory.data(), .roomy = true};
+  const ReadPlan plan = PlanReads(wanted, {&all, 1}, {.coalesce_bytes = kPage});
+  EXPECT_EQ(plan.staged_bytes, 0U);
+  ASSERT_FALSE(plan.reads.empty());
+  std::uint64_t read = 0;
+  for (const PlannedRead& one : plan.reads) {
+    EXPECT_EQ(one.in_place, memory.data() + one.offset);
+    EXPECT_TRUE(one.offset + one.padded_length <= 3 * kPage || one.offset >= 2 * kGap)
+        << "reads " << one.offset << ", in the gap";
+    read += one.length;
+  }
+  EXPECT_EQ(read, 3 * kPage + kGap);
+}
+
 TEST(ReadPlan, OfTwoDeliveriesOfTheSameBytesOneIsReadInPlace) {
   const AlignedMemory one(8192);
   const AlignedMemory other(8192);
