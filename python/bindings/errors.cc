@@ -2,6 +2,9 @@
 #include "errors.h"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+
+#include "base/error_code_name.h"
 
 namespace nb = nanobind;
 
@@ -12,28 +15,6 @@ namespace {
 nb::object& ErrorFactory() {
   static nb::object factory;
   return factory;
-}
-
-const char* CodeName(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument:
-      return "invalid_argument";
-    case ErrorCode::kUnsupportedState:
-      return "unsupported_state";
-    case ErrorCode::kForked:
-      return "forked";
-    case ErrorCode::kCorrupt:
-      return "corrupt";
-    case ErrorCode::kUnsupportedFile:
-      return "unsupported_file";
-    case ErrorCode::kNotFound:
-      return "not_found";
-    case ErrorCode::kMismatch:
-      return "mismatch";
-    case ErrorCode::kStorage:
-      break;
-  }
-  return "storage";
 }
 
 template <class T>
@@ -50,10 +31,10 @@ void BindErrors(nb::module_& m) {
 }
 
 void Raise(const Error& error) {
-  const nb::object exception =
-      ErrorFactory()(CodeName(error.code), error.operation, ToBytes(error.path),
-                     OrNone(error.offset), error.system_errno, ToBytes(error.Message()),
-                     ToBytes(error.entry), OrNone(error.expected_crc), OrNone(error.found_crc));
+  const nb::object exception = ErrorFactory()(
+      nb::cast(base::ErrorCodeName(error.code)), error.operation, ToBytes(error.path),
+      OrNone(error.offset), error.system_errno, ToBytes(error.Message()), ToBytes(error.entry),
+      OrNone(error.expected_crc), OrNone(error.found_crc));
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   throw nb::python_error();
 }

@@ -6,32 +6,12 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/error_code_name.h"
+
 namespace fastpersist::cli {
 namespace {
 
 constexpr int kSchema = 1;
-
-std::string_view CodeName(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument:
-      return "invalid_argument";
-    case ErrorCode::kUnsupportedState:
-      return "unsupported_state";
-    case ErrorCode::kStorage:
-      return "storage";
-    case ErrorCode::kForked:
-      return "forked";
-    case ErrorCode::kCorrupt:
-      return "corrupt";
-    case ErrorCode::kUnsupportedFile:
-      return "unsupported_file";
-    case ErrorCode::kNotFound:
-      return "not_found";
-    case ErrorCode::kMismatch:
-      return "mismatch";
-  }
-  return "";
-}
 
 Json Checksum(std::optional<std::uint32_t> crc) {
   return crc ? Json(fmt::format("{:08x}", *crc)) : Json(nullptr);
@@ -42,7 +22,7 @@ Json Checksum(std::optional<std::uint32_t> crc) {
 Json JsonDocument(std::string_view command) { return {{"schema", kSchema}, {"command", command}}; }
 
 Json ToJson(const Error& error) {
-  return {{"code", CodeName(error.code)},
+  return {{"code", base::ErrorCodeName(error.code)},
           {"entry", error.entry},
           {"offset", error.offset ? Json(*error.offset) : Json(nullptr)},
           {"expected_crc32", Checksum(error.expected_crc)},
