@@ -122,13 +122,8 @@ class PyFile {
         deliveries.push_back({.range = {.begin = begin, .end = begin + bytes},
                               .memory = reinterpret_cast<std::byte*>(address)});
       }
-      std::ranges::stable_sort(deliveries, {}, [](const auto& d) { return d.range.begin; });
       return deliveries;
     };
-    std::vector<std::uint32_t> storages;
-    for (const Piece& piece : pieces) storages.push_back(std::get<0>(piece));
-    std::ranges::sort(storages);
-    storages.erase(std::ranges::unique(storages).begin(), storages.end());
     CheckPieces(pieces);
     if (arena_) {  // compared with their checksums when the file object was opened
       for (const plan::Delivery& delivery : deliver(*contents_)) {
@@ -138,6 +133,8 @@ class PyFile {
       }
       return;
     }
+    std::vector<std::uint32_t> storages;
+    for (const Piece& piece : pieces) storages.push_back(std::get<0>(piece));
     auto info = [&] {
       const nb::gil_scoped_release unlocked;
       return checked ? file_->ReadStorages(storages, deliver, options)

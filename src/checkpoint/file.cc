@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -113,8 +112,6 @@ std::vector<plan::Delivery> Deliveries(const Contents& contents, std::span<Trans
     deliveries.push_back(
         {.range = {.begin = begin, .end = begin + memory.size()}, .memory = memory.data()});
   }
-  std::ranges::stable_sort(deliveries, {},
-                           [](const plan::Delivery& delivery) { return delivery.range.begin; });
   return deliveries;
 }
 
@@ -174,12 +171,9 @@ Result<ReadInfo> File::Read(std::span<const ReadTarget> targets, const Options& 
   if (!transfers) return std::unexpected(transfers.error());
   std::vector<std::uint32_t> storages;
   for (const Transfer& transfer : *transfers) storages.push_back(transfer.tensor->storage);
-  std::ranges::sort(storages);
-  const auto repeated = std::ranges::unique(storages);
-  storages.erase(repeated.begin(), repeated.end());
-
   auto info = impl_->file->ReadStorages(
-      storages, [&](const Contents& now) { return Deliveries(now, *transfers); }, options);
+      std::move(storages), [&](const Contents& now) { return Deliveries(now, *transfers); },
+      options);
   if (!info) return info;
   for (const Transfer& transfer : *transfers) {
     if (transfer.scratch.empty()) continue;

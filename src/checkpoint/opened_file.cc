@@ -65,28 +65,28 @@ Result<ReadInfo> OpenedFile::Run(const MakeChecks& make_checks, const Options& o
   }
 }
 
-Result<ReadInfo> OpenedFile::ReadStorages(std::span<const std::uint32_t> storages,
+Result<ReadInfo> OpenedFile::ReadStorages(std::vector<std::uint32_t> storages,
                                           const Deliver& deliver, const Options& options) {
-  Verification found;
-  auto info = Run(
-      [&](const layout::Contents& contents) {
-        auto checks = ChecksFor(contents, storages, path());
-        checks.deliveries = deliver(contents);
-        return checks;
-      },
-      options, found);
-  if (info && !found.damages.empty()) return std::unexpected(found.damages.front());
-  return info;
+  return ReadInto(std::move(storages), deliver, /*only_delivered=*/false, options);
 }
 
-Result<ReadInfo> OpenedFile::ReadUnchecked(std::span<const std::uint32_t> storages,
+Result<ReadInfo> OpenedFile::ReadUnchecked(std::vector<std::uint32_t> storages,
                                            const Deliver& deliver, const Options& options) {
+  return ReadInto(std::move(storages), deliver, /*only_delivered=*/true, options);
+}
+
+Result<ReadInfo> OpenedFile::ReadInto(std::vector<std::uint32_t> storages, const Deliver& deliver,
+                                      bool only_delivered, const Options& options) {
+  std::ranges::sort(storages);
+  storages.erase(std::ranges::unique(storages).begin(), storages.end());
   Verification found;
   auto info = Run(
       [&](const layout::Contents& contents) {
         auto checks = ChecksFor(contents, storages, path());
         checks.deliveries = deliver(contents);
-        OnlyDelivered(checks);
+        std::ranges::stable_sort(checks.deliveries, {},
+                                 [](const plan::Delivery& d) { return d.range.begin; });
+        if (only_delivered) OnlyDelivered(checks);
         return checks;
       },
       options, found);

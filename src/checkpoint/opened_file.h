@@ -37,14 +37,14 @@ class OpenedFile {
   [[nodiscard]] const file::InputFile& source() const { return file_; }
   [[nodiscard]] std::shared_ptr<const layout::Contents> contents() const;
 
-  /// Where the bytes of storages go; called anew when the contents were replaced.
+  /// Where the bytes of storages go, in any order; called anew when the contents were replaced.
   using Deliver = std::function<std::vector<plan::Delivery>(const layout::Contents& contents)>;
-  /// Reads these storages (ascending indices) whole and checks them.
-  [[nodiscard]] Result<ReadInfo> ReadStorages(std::span<const std::uint32_t> storages,
+  /// Reads these storages (indices, in any order, repeated or not) whole and checks them.
+  [[nodiscard]] Result<ReadInfo> ReadStorages(std::vector<std::uint32_t> storages,
                                               const Deliver& deliver, const Options& options);
   /// Reads parts of these storages, which no checksum covers. Headers and descriptors are compared
   /// all the same: they say where the storages are.
-  [[nodiscard]] Result<ReadInfo> ReadUnchecked(std::span<const std::uint32_t> storages,
+  [[nodiscard]] Result<ReadInfo> ReadUnchecked(std::vector<std::uint32_t> storages,
                                                const Deliver& deliver, const Options& options);
   /// Reads the whole file into an arena that mirrors it, and checks every record.
   [[nodiscard]] Result<memory::Arena> ReadAll(const Options& options, ReadInfo& info,
@@ -61,6 +61,8 @@ class OpenedFile {
   // Makes the checks, with the deliveries, for some contents.
   using MakeChecks = std::function<pipeline::RangeChecker::Plan(const layout::Contents& contents)>;
   Result<ReadInfo> Run(const MakeChecks& make_checks, const Options& options, Verification& found);
+  Result<ReadInfo> ReadInto(std::vector<std::uint32_t> storages, const Deliver& deliver,
+                            bool only_delivered, const Options& options);
   Result<void> LocateBodies();
 
   file::InputFile file_;
