@@ -101,12 +101,9 @@ class Conversion {
     format_ = *format;
     auto opened = checkpoint::OpenedFile::Open(options_.input);
     if (!opened) return std::unexpected(opened.error());
-    // Its own descriptor, whose read-ahead nobody else disturbs.
-    auto file = file::InputFile::Open(options_.input, file::RealFileOps());
-    if (!file) return std::unexpected(file.error());
     if (auto checked = CheckInput(**opened); !checked) return checked;
     contents_ = (*opened)->contents();  // anew: checking may have located the bodies
-    auto written = Write(*file, (*opened)->source());
+    auto written = Write((*opened)->source());
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     seconds_ = elapsed.count();
     return written;
@@ -198,15 +195,14 @@ class Conversion {
             .length = tensor.bytes};
   }
 
-  // checked: the open file that was verified, which must be the one that is read now.
-  Result<void> Write(const file::InputFile& file, const file::InputFile& checked) {
+  Result<void> Write(const file::InputFile& file) {
     auto stream = format_ == Format::kSafetensors ? LayOutSafetensors() : LayOutTorch();
     if (!stream) return std::unexpected(stream.error());
     ProgressBar bar("converting");
     const std::uint64_t all = stream->size();
     const auto source = std::make_shared<TensorSource>(
         file, *contents_, [&bar, all](std::uint64_t done) { bar.Update(done, all); });
-    if (auto unchanged = source->CheckUnchanged(checked); !unchanged) return unchanged;
+    if (auto unchanged = source->CheckUnchanged(); !unchanged) return unchanged;
     stream->set_pulled(source);
     const InterruptDeferred deferred;
     auto info = checkpoint::SaveStream(*stream, options_.output, {});

@@ -36,22 +36,10 @@ TensorSource::TensorSource(const file::InputFile& file, const layout::Contents& 
 Result<void> TensorSource::CheckUnchanged() const {
   struct stat now{};
   if (::stat(file_.name().c_str(), &now) == 0 && SameContent(before_, now)) return {};
-  return std::unexpected(Changed());
-}
-
-Result<void> TensorSource::CheckUnchanged(const file::InputFile& other) const {
-  struct stat now{};
-  if (::fstat(other.fd(), &now) != 0 || !SameContent(before_, now)) {
-    return std::unexpected(Changed());
-  }
-  return CheckUnchanged();
-}
-
-Error TensorSource::Changed() const {
-  return {.operation = "convert",
-          .path = file_.name(),
-          .detail = "the file was changed or replaced meanwhile",
-          .advice = "convert it again"};
+  return std::unexpected(Error{.operation = "convert",
+                               .path = file_.name(),
+                               .detail = "the file was changed or replaced meanwhile",
+                               .advice = "convert it again"});
 }
 
 Result<void> TensorSource::Pull(std::uint32_t pull_id, std::uint64_t at,

@@ -30,13 +30,10 @@ class TensorSource final : public layout::PulledBytes {
   [[nodiscard]] Result<void> Pull(std::uint32_t pull_id, std::uint64_t at,
                                   std::span<std::byte> out) const override;
 
-  /// Whether the file is the one that other was opened for, unchanged.
-  [[nodiscard]] Result<void> CheckUnchanged(const file::InputFile& other) const;
+  /// Whether the file is as it was when this object was made, under the same name still.
+  [[nodiscard]] Result<void> CheckUnchanged() const;
 
  private:
-  // Whether the file is as it was when this object was made, under the same name still.
-  [[nodiscard]] Result<void> CheckUnchanged() const;
-  [[nodiscard]] Error Changed() const;
   [[nodiscard]] Result<void> ReadAt(std::uint64_t offset, std::span<std::byte> out) const;
   [[nodiscard]] Result<void> Gather(std::uint32_t pull_id) const;
   [[nodiscard]] Result<void> Compare(std::uint32_t pull_id, std::uint64_t at,
