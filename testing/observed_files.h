@@ -31,6 +31,11 @@ class ObservedFiles : public file::FileOps {
   int FlushAsClose(int fd) const override;
   int Rename(int directory, const char* from, const char* to) const override;
   int Unlink(int directory, const char* name) const override;
+  int MakeDirectory(int directory, const char* name, mode_t mode) const override;
+  int RemoveDirectory(int directory, const char* name) const override;
+  int ListDirectory(int directory, std::vector<std::string>& names) const override;
+  std::int64_t Write(int fd, std::span<const std::byte> bytes) const override;
+  std::int64_t Read(int fd, std::span<std::byte> bytes, std::uint64_t offset) const override;
   plan::DeviceLimits Limits(int fd) const override { return inner_.Limits(fd); }
 
  protected:
@@ -40,7 +45,8 @@ class ObservedFiles : public file::FileOps {
   virtual void After(const Operation& /*operation*/) const {}
 
  private:
-  int Pass(Operation operation, const std::function<int()>& call) const;
+  std::int64_t Pass(Operation operation, const std::function<std::int64_t()>& call) const;
+  int PassInt(Operation operation, const std::function<int()>& call) const;
 
   const file::FileOps& inner_;
 };

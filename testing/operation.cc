@@ -40,6 +40,16 @@ std::string_view OperationName(Operation::Kind kind) {
       return "rename";
     case kUnlink:
       return "unlink";
+    case kMakeDirectory:
+      return "make a directory";
+    case kRemoveDirectory:
+      return "remove a directory";
+    case kListDirectory:
+      return "list a directory";
+    case kWrite:
+      return "write";
+    case kRead:
+      return "read";
     case kSubmitWrite:
       return "submit a write";
     case kCompleteWrite:

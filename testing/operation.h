@@ -28,6 +28,11 @@ struct Operation {
     kFlushAsClose,
     kRename,
     kUnlink,
+    kMakeDirectory,
+    kRemoveDirectory,
+    kListDirectory,
+    kWrite,          ///< FileOps::Write, of a small file; an engine's writes are submitted.
+    kRead,           ///< FileOps::Read.
     kSubmitWrite,    ///< From here on the bytes may be on the device, or not.
     kCompleteWrite,  ///< The kernel has accepted them.
     kReportSuccess,  ///< The caller was told that the save is done.
@@ -40,7 +45,7 @@ struct Operation {
   std::string new_name{};  ///< kRename: within the same directory.
   std::uint64_t offset = 0;
   std::uint64_t size = 0;   ///< Bytes: of the file, or of the write.
-  std::string bytes{};      ///< kSubmitWrite: what is written.
+  std::string bytes{};      ///< kSubmitWrite, kWrite: what is written.
   std::uint64_t write = 0;  ///< kSubmitWrite and its kCompleteWrite carry the same number.
   std::int64_t result = 0;  ///< -errno on failure.
 

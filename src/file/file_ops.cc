@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "file/file_ops.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <memory>
+#include <string_view>
 
 #include "base/unique_fd.h"
 #include "file/device_limits.h"
@@ -17,12 +20,11 @@ namespace {
 constexpr int kMaxInterruptions = 100;
 
 template <class Call>
-int RetryInterrupted(Call call) {
-  int result = 0;
-  do {
-    result = call();
-  } while (result < 0 && errno == EINTR);
-  return result < 0 ? -errno : result;
+auto RetryInterrupted(Call call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  if (result < 0) result = -errno;
+  return result;
 }
 
 }  // namespace
@@ -94,6 +96,40 @@ int FileOps::Rename(int directory, const char* from, const char* to) const {
 
 int FileOps::Unlink(int directory, const char* name) const {
   return RetryInterrupted([&] { return ::unlinkat(directory, name, 0); });
+}
+
+int FileOps::MakeDirectory(int directory, const char* name, mode_t mode) const {
+  return RetryInterrupted([&] { return ::mkdirat(directory, name, mode); });
+}
+
+int FileOps::RemoveDirectory(int directory, const char* name) const {
+  return RetryInterrupted([&] { return ::unlinkat(directory, name, AT_REMOVEDIR); });
+}
+
+int FileOps::ListDirectory(int directory, std::vector<std::string>& names) const {
+  names.clear();
+  // fdopendir takes the descriptor over, and a duplicate would share its position.
+  base::UniqueFd own(Open(directory, ".", O_RDONLY | O_DIRECTORY, 0));
+  if (!own.valid()) return own.get();
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(own.get()), &::closedir);
+  if (stream == nullptr) return -errno;
+  (void)own.Release();
+  for (;;) {
+    errno = 0;  // the only way to tell the end from a failure
+    const dirent* entry = ::readdir(stream.get());
+    if (entry == nullptr) return -errno;
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+}
+
+std::int64_t FileOps::Write(int fd, std::span<const std::byte> bytes) const {
+  return RetryInterrupted([&] { return ::write(fd, bytes.data(), bytes.size()); });
+}
+
+std::int64_t FileOps::Read(int fd, std::span<std::byte> bytes, std::uint64_t offset) const {
+  return RetryInterrupted(
+      [&] { return ::pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
 }
 
 plan::DeviceLimits FileOps::Limits(int fd) const { return ProbeLimits(fd); }

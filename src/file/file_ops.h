@@ -8,7 +8,11 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "plan/write_plan.h"
 
@@ -45,6 +49,16 @@ class FileOps {
   virtual plan::DeviceLimits ReadLimits(int fd) const;
   /// How much of a file of that size lies in the page cache, 0 to 1; see page_cache.h.
   virtual double CachedShare(int fd, std::uint64_t size) const;
+  virtual int MakeDirectory(int directory, const char* name, mode_t mode) const;
+  /// Only an empty one.
+  virtual int RemoveDirectory(int directory, const char* name) const;
+  /// Replaces names by those in the directory, "." and ".." left out, in no order.
+  virtual int ListDirectory(int directory, std::vector<std::string>& names) const;
+  /// write(2) at the descriptor's position, for the small files that describe a checkpoint; the
+  /// data of a save goes through an engine. Returns how many bytes were written: maybe fewer.
+  virtual std::int64_t Write(int fd, std::span<const std::byte> bytes) const;
+  /// pread(2), for the same small files. Returns how many bytes were read; 0 at the end.
+  virtual std::int64_t Read(int fd, std::span<std::byte> bytes, std::uint64_t offset) const;
 };
 
 /// The one real implementation; stateless.
