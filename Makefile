@@ -74,7 +74,10 @@ clean:  ## Remove everything built; .venv stays
 .PHONY: test test-cpp test-python
 test: test-cpp test-python  ## Run all tests: CTest, then pytest
 
+# What setup and build wrote goes to the disk first: the first test that syncs a file would wait for
+# all of it, and take the blame.
 test-cpp: build  ## Run the C++ tests only
+	@sync
 	$(CTEST) --preset release --output-on-failure $(CTEST_ARGS)
 
 test-python: build  ## Run the Python tests only
