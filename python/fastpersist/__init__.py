@@ -24,6 +24,7 @@ from fastpersist._load_into import LoadReport, load_into
 from fastpersist._log import configure_from_environment as _configure_log
 from fastpersist._open import CheckpointFile, TensorInfo, open
 from fastpersist._options import Options
+from fastpersist._rng import rng_state, set_rng_state
 from fastpersist._save import save
 
 __all__ = [
@@ -46,7 +47,9 @@ __all__ = [
     "load",
     "load_into",
     "open",
+    "rng_state",
     "save",
+    "set_rng_state",
 ]
 
 _configure_log()
