@@ -54,6 +54,10 @@ struct CatalogEntry {
 [[nodiscard]] Result<CatalogEntry> ReadCatalogEntry(const Root& root, const std::string& generation,
                                                     const file::FileOps& files);
 
+/// The highest sequence number in any manifest, damaged and retired ones included; 0 where there is
+/// none. kStorage when one of them cannot be read: its number might be the highest.
+[[nodiscard]] Result<std::uint64_t> HighestSequence(const Root& root, const file::FileOps& files);
+
 /// "step-00000200" or "step-00000200.g3f9a" → 200.
 [[nodiscard]] std::optional<std::uint64_t> StepOfName(std::string_view name);
 

@@ -54,8 +54,9 @@ class Generation {
   [[nodiscard]] const std::string& warning() const { return warning_; }
 
   /// Steps 5 to 8. Fills in generation, step, sequence and job, and library and created where they
-  /// are empty. Returns the sequence number. kInvalidArgument: the manifest makes no sense.
-  /// kStorage with the operation "sync the directory" and committed() true: step 8 failed.
+  /// are empty. Returns the sequence number. kInvalidArgument: the manifest makes no sense, or this
+  /// was called before. kStorage with committed() true and the operation "sync the directory":
+  /// step 8 failed.
   [[nodiscard]] Result<std::uint64_t> Commit(Manifest manifest);
   /// The manifest is in place.
   [[nodiscard]] bool committed() const { return committed_; }
@@ -72,7 +73,7 @@ class Generation {
   [[nodiscard]] Result<void> WriteOwner();
   [[nodiscard]] Result<void> Sync(int directory, const std::string& detail);
   [[nodiscard]] Result<void> WriteManifest(const std::string& text);
-  [[nodiscard]] bool ManifestIsInPlace() const;
+  [[nodiscard]] Result<void> AfterFailedRename(int renamed);
 
   const Root* root_;
   const file::FileOps* files_;
@@ -82,7 +83,9 @@ class Generation {
   std::string path_;
   std::string warning_;
   base::UniqueFd directory_;
+  bool committing_ = false;  // steps 5 to 8 are tried once
   bool committed_ = false;
+  bool uncertain_ = false;  // a failed rename may have taken place: nothing is removed
 };
 
 }  // namespace fastpersist::commit

@@ -19,7 +19,8 @@
 // the same file (Linux reports such an error once and then forgets it): a new attempt is a new
 // Publication.
 //
-// Targets that are no regular files, and atomic=false, are written in place: steps 4 to 7 only.
+// Targets that are no regular files, and atomic=false, are written in place: steps 4 to 7 only. A
+// fresh target is made under its final name: steps 2 to 7, and it is removed unless it got that far.
 #pragma once
 
 #include <sys/types.h>
@@ -64,6 +65,7 @@ class Publication {
   [[nodiscard]] Error Failed(std::string operation, int negative_errno,
                              std::string detail = "") const;
   [[nodiscard]] Result<void> OpenInPlace();
+  [[nodiscard]] Result<void> OpenFresh();
 
   const Target& target_;
   const Options& options_;

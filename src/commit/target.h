@@ -27,6 +27,9 @@ struct Target {
   base::UniqueFd directory;  ///< Of the file, links followed; invalid when special.
   std::string name;          ///< In that directory.
   std::optional<Replaced> replaced;
+  /// In a directory that nobody else has: made under its final name, which must not exist. The
+  /// directory's owner syncs it.
+  bool fresh = false;
   bool mounted = false;  ///< A mount point (a bind-mounted file); it cannot be renamed over.
 };
 
