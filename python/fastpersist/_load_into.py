@@ -13,6 +13,7 @@ from fastpersist._options import Options
 
 if TYPE_CHECKING:
     from fastpersist._match import Plan, Restore
+    from fastpersist._outline import Outline
 
 _MOST_SHOWN = 3
 
@@ -83,18 +84,27 @@ def load_into(
 
     Not thread-safe with regard to `state`. The GIL is free while bytes move. Needs torch.
     """
-    from fastpersist import _fill, _match, _outline
+    from fastpersist import _outline
 
     _check_state(state)
-    sketch = _outline.outline(f, weights_only, options)
+    return fill_from(_outline.outline(f, weights_only, options), state, f, strict, "load_into")
+
+
+def fill_from(sketch: Outline, state: Any, f: Any, strict: bool, operation: str) -> LoadReport:
+    """`load_into` from an outline, whose object is given up.
+
+    Args: as of `load_into`; f and operation are for messages.
+    """
+    from fastpersist import _fill, _match
+
     plan = _match.match(state, sketch.object)
     sketch.object = None  # what is not needed goes back as it is used
     along = _fill.settle_shared(plan, sketch)
     if strict:
-        _refuse(plan, f)
+        _refuse(plan, f, operation)
     names = [fill.name for fill in plan.fills]
     done = _fill.fill_all(plan, sketch)
-    judged = [_restore(restore, strict) for restore in plan.restores]
+    judged = [_restore(restore, strict, operation) for restore in plan.restores]
     missing = [name for name, _ in plan.missing] + [name for lack, _ in judged for name in lack]
     unused = {name: None for _, excess in judged for name in excess}
     for container, key, value in plan.values:
@@ -122,7 +132,7 @@ def _check_state(state: Any) -> None:
     )
 
 
-def _restore(restore: Restore, strict: bool) -> tuple[list[str], list[str]]:
+def _restore(restore: Restore, strict: bool, operation: str) -> tuple[list[str], list[str]]:
     """What a module that judges itself found missing and unexpected."""
     if not restore.needed:
         return [], []
@@ -137,7 +147,7 @@ def _restore(restore: Restore, strict: bool) -> tuple[list[str], list[str]]:
     except RuntimeError as error:
         where = f"'{restore.name}', a {type(restore.owner).__name__}," if restore.name else "it"
         raise MismatchError(
-            f"load_into failed: {where} did not take the file's state, and tensors may have been "
+            f"{operation} failed: {where} did not take the file's state, and tensors may have been "
             f"overwritten: {error}",
             different=[(restore.name or "the whole state", str(error))],
         ) from error
@@ -155,7 +165,7 @@ def _set(container: Any, key: Any, value: Any) -> None:
         container[key] = value
 
 
-def _refuse(plan: Plan, f: Any) -> None:
+def _refuse(plan: Plan, f: Any, operation: str) -> None:
     """Raises if anything does not fit."""
     missing = [name for name, _ in plan.missing]
     if not missing and not plan.unexpected and not plan.different:
@@ -168,16 +178,20 @@ def _refuse(plan: Plan, f: Any) -> None:
     if plan.different:
         shown = [f"{name}: {why}" for name, why in plan.different]
         parts.append(f"{len(shown)} different ({_some(shown, '; ')})")
-    is_path = isinstance(f, str | bytes | os.PathLike)
-    where = f"'{os.fsdecode(f)}'" if is_path else f"a {type(f).__name__}"
     raise MismatchError(
-        f"load_into failed on {where}: {', '.join(parts)}; nothing was touched. strict=False fills "
-        "what fits; an optimizer itself, in place of its state_dict(), takes what it does not have "
-        "yet",
+        f"{operation} failed on {describe(f)}: {', '.join(parts)}; nothing was touched. "
+        "strict=False fills what fits; an optimizer itself, in place of its state_dict(), takes "
+        "what it does not have yet",
         missing,
         plan.unexpected,
         plan.different,
     )
+
+
+def describe(f: Any) -> str:
+    """A path or file object, for messages."""
+    is_path = isinstance(f, str | bytes | os.PathLike)
+    return f"'{os.fsdecode(f)}'" if is_path else f"a {type(f).__name__}"
 
 
 def _some(names: list[str], separator: str = ", ") -> str:

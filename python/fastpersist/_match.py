@@ -19,6 +19,11 @@ from fastpersist._errors import ArgumentError
 from fastpersist._outline import PLAIN_TENSORS, leaves
 
 _ABSENT = object()
+# A scheduler ignores an empty state, and a scaler (one that was disabled saves it) refuses it late.
+_NEVER_EMPTY: tuple[type, ...] = (
+    torch.amp.GradScaler,  # type: ignore[attr-defined]
+    torch.optim.lr_scheduler.LRScheduler,
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -236,6 +241,8 @@ class _Matcher:
             )
         if isinstance(owner, torch.nn.Module):
             return self._module(owner, here, there, name)
+        if isinstance(owner, _NEVER_EMPTY) and here and not there:
+            return self._miss(here, name)
         plan = self.plan
         before = (len(plan.different), len(plan.fills), plan.given_values)
         is_optimizer = isinstance(owner, torch.optim.Optimizer)
