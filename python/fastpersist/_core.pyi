@@ -204,3 +204,34 @@ class File:
 
 def open(path: bytes) -> File: ...
 def open_arena(arena: Arena, name: str) -> File: ...
+
+class Root:
+    """A directory of checkpoints. Open for writing it holds the lock until it is closed."""
+
+    def __init__(self, path: bytes, write: bool) -> None: ...
+    @property
+    def path(self) -> bytes: ...
+    @property
+    def id(self) -> str:
+        """32 hexadecimal digits; empty for a directory that is only read and has none."""
+
+    @property
+    def lock_warning(self) -> str:
+        """Why there is no lock; mostly empty."""
+
+    def catalog(self) -> list[dict[str, Any]]:
+        """Newest first: name, step, state ("complete", "unfinished", "retired", "damaged", "newer",
+        "foreign"), reason, bytes, sequence (or None); and from the manifest, None without one:
+        metadata (JSON text), created, job, world_size, streams (dicts of name, format, size, crc,
+        parts; empty without a manifest)."""
+
+    def retire(self, name: str) -> None:
+        """Removes a checkpoint, by the name of its directory."""
+
+    def remove_leftovers(self) -> tuple[list[str], list[str]]:
+        """Removes what did not come to its end: names that are gone, names that stay."""
+
+    def prune(self, keep_last: int | None, keep_every: int | None, dry_run: bool) -> list[str]:
+        """Retires what the policy gives up, oldest first; with dry_run only names it."""
+
+    def close(self) -> None: ...

@@ -145,6 +145,25 @@ Result<void> Retire(const Root& root, const std::string& generation, const file:
   return {};
 }
 
+Result<std::vector<std::string>> Prune(const Root& root, const RetentionPolicy& policy,
+                                       bool dry_run, const file::FileOps& files) {
+  const auto catalog = ReadCatalog(root, files);
+  if (!catalog) return std::unexpected(catalog.error());
+  std::vector<std::string> names;
+  std::optional<Error> first;
+  for (const std::size_t index : ChooseRetired(*catalog, policy)) {
+    const std::string& name = (*catalog)[index].name;
+    auto retired = dry_run ? Result<void>() : Retire(root, name, files);
+    if (retired) {
+      names.push_back(name);
+    } else if (!first) {
+      first = retired.error();
+    }
+  }
+  if (first) return std::unexpected(*std::move(first));
+  return names;
+}
+
 Result<Leftovers> RemoveLeftovers(const Root& root, const file::FileOps& files) {
   if (root.access() != Root::Access::kWrite) {
     return Refused(root, "", "the directory was opened for reading only");

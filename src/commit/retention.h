@@ -41,6 +41,13 @@ struct RetentionPolicy {
 [[nodiscard]] Result<void> Retire(const Root& root, const std::string& generation,
                                   const file::FileOps& files);
 
+/// Retires what the policy gives up, oldest first. Returns the names; only these with dry_run, for
+/// which the root may be open for reading. kStorage: the first failure, after all others were
+/// tried.
+[[nodiscard]] Result<std::vector<std::string>> Prune(const Root& root,
+                                                     const RetentionPolicy& policy, bool dry_run,
+                                                     const file::FileOps& files);
+
 struct Leftovers {
   std::vector<std::string> removed;  ///< Names of generations.
   std::vector<std::string> kept;     ///< Likewise, of leftovers that stay at least in part.
