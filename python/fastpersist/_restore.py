@@ -152,11 +152,12 @@ class _Mover:
         """Raises what torch raises for a device that is not there, if that can be told now."""
         self._map = map_location.decode() if isinstance(map_location, bytes) else map_location
         self._storages: dict[int, tuple[Any, Any]] = {}  # from, kept for its address; and to
-        if isinstance(self._map, str | torch.device):
-            self._restored(_empty(), "cpu")
-        elif isinstance(self._map, Mapping):
-            for location in self._map.values():
-                _restore_location(_empty(), str(location))
+        if isinstance(self._map, str | torch.device | Mapping):
+            named = self._map.values() if isinstance(self._map, Mapping) else [self._map]
+            if any(_restore_location(_empty(), str(n)).device.type == "meta" for n in named):
+                raise ArgumentError(
+                    "restore failed: map_location is the meta device: no data there"
+                )
         elif self._map is not None and not callable(self._map):
             raise ArgumentError(
                 f"restore failed: map_location is a {type(map_location).__name__}, not a device, a "

@@ -684,9 +684,17 @@ def test_a_device_that_is_not_there_is_found_before_anything_is_touched(
     assert heard.values == []
 
 
-def test_what_is_no_map_location_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(fp.ArgumentError, match="map_location is a int"):
-        restore_into({"fn": print}, saved(tmp_path, {"fn": 1}), map_location=3)
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [(3, "is a int"), ("meta", "no data"), ({"cpu": torch.device("meta")}, "no data")],
+)
+def test_what_is_no_place_for_data_is_refused(place: Any, why: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, {"fn": torch.ones(1), "w": torch.ones(2)})
+    heard, weight = Heard(), torch.zeros(2)
+    with pytest.raises(fp.ArgumentError, match=f"restore failed: map_location .*{why}"):
+        restore_into({"w": weight, "fn": heard}, path, map_location=place)
+    assert weight.tolist() == [0, 0]
+    assert heard.values == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="skipped: no CUDA device")
