@@ -16,7 +16,7 @@ readonly VENV=.venv
 # To build, test and run the demo. A failure to get these ends the set-up.
 readonly REQUIRED=(
   g++ cmake ninja-build pkg-config make git python3-dev python3-venv
-  libisal-dev liburing-dev libaio-dev libfmt-dev nlohmann-json3-dev libcli11-dev
+  libisal-dev zlib1g-dev liburing-dev libaio-dev libfmt-dev nlohmann-json3-dev libcli11-dev
   libgtest-dev libgmock-dev
   e2fsprogs xfsprogs util-linux zip unzip
 )

@@ -24,6 +24,8 @@ enum class ErrorCode : std::uint8_t {
   kUnsupportedFile,   ///< A file of a kind that is recognised and not read here.
   kNotFound,          ///< There is no such file, or no such tensor in it.
   kMismatch,          ///< What the file holds does not fit where it should go; nothing was read.
+  kStateChanged,      ///< Memory changed while it was being saved; nothing was committed.
+  kAbandoned,         ///< A save was given up before it was complete; nothing was committed.
 };
 
 /// One failure. A value type: copyable, no hidden state; safe to pass between threads.

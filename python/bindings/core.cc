@@ -28,6 +28,7 @@
 #include "fastpersist/fastpersist.h"
 #include "layout/safetensors.h"
 #include "layout/torch_container.h"
+#include "overlap.h"
 #include "pipeline/filler.h"
 #include "reading.h"
 #include "state_pickler.h"
@@ -231,6 +232,7 @@ NB_MODULE(_core, m) {
   fastpersist::python::BindErrors(m);
   fastpersist::python::BindArena(m);
   fastpersist::python::BindReading(m);
+  fastpersist::python::BindOverlap(m);
 
   nb::class_<Stream>(m, "Stream")
       .def_prop_ro("size", &Stream::size)

@@ -2,6 +2,7 @@
 #include "base/crc32.h"
 
 #include <isa-l/crc.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <cstring>
@@ -98,6 +99,11 @@ std::uint32_t CopyAndCrc32(std::span<std::byte> destination, std::span<const std
   crc = CopyPieces(to + done, from + done, size - done, crc, CachedCopy);
   FenceStreamingStores();
   return crc;
+}
+
+std::uint32_t CombineCrc32(std::uint32_t first, std::uint32_t second, std::uint64_t second_length) {
+  return static_cast<std::uint32_t>(
+      ::crc32_combine(first, second, static_cast<z_off_t>(second_length)));
 }
 
 }  // namespace fastpersist::base

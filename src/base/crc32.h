@@ -20,4 +20,9 @@ namespace fastpersist::base {
 [[nodiscard]] std::uint32_t CopyAndCrc32(std::span<std::byte> destination,
                                          std::span<const std::byte> source, std::uint32_t crc = 0);
 
+/// The CRC-32 of two pieces put together, from theirs and the length of the second; the bytes are
+/// not looked at.
+[[nodiscard]] std::uint32_t CombineCrc32(std::uint32_t first, std::uint32_t second,
+                                         std::uint64_t second_length);
+
 }  // namespace fastpersist::base

@@ -19,6 +19,10 @@ std::string_view ErrorCodeName(ErrorCode code) {
       return "not_found";
     case ErrorCode::kMismatch:
       return "mismatch";
+    case ErrorCode::kStateChanged:
+      return "state_changed";
+    case ErrorCode::kAbandoned:
+      return "abandoned";
     case ErrorCode::kStorage:
       break;
   }

@@ -47,12 +47,14 @@ bool MayPass(const Error& error, const Options& options) {
 class Attempt {
  public:
   Attempt(const layout::Stream& stream, const commit::Target& target, const Options& options,
-          const Environment& environment, SaveInfo& info)
+          const Environment& environment, const Watch& watch, SavedStream& saved)
       : stream_(stream),
         target_(target),
         options_(options),
         environment_(environment),
-        info_(info) {}
+        watch_(watch),
+        saved_(saved),
+        info_(saved.info) {}
 
   /// staged_only: write nothing straight from the caller's memory.
   Result<void> Run(const Refused& refused, bool staged_only) {
@@ -116,8 +118,9 @@ class Attempt {
         {.fd = publication.fd(),
          .path = target_.path,
          .limits = limits,
-         .leave_direct = [&] { return environment_.files->SetDirect(publication.fd(), false); }},
-        choice.engine, staging);
+         .leave_direct = [&] { return environment_.files->SetDirect(publication.fd(), false); },
+         .moved = watch_.written},
+        choice.engine, staging, watch_.gate);
     info_.seconds.fill += outcome.fill_seconds;
     info_.seconds.write += outcome.write_seconds;
     // In place there is no new file to go to, and a lost write may still arrive in this one.
@@ -125,9 +128,12 @@ class Attempt {
     if (outcome.engine_failed && (may_repeat || !outcome.writes_lost)) failed_engine_ = chosen;
     if (outcome.error) {
       pull_failed_ = outcome.pull_failed;
-      if (!pull_failed_) outcome.error->path = target_.path;
+      if (!pull_failed_ || outcome.error->path.empty()) outcome.error->path = target_.path;
       return std::unexpected(*std::move(outcome.error));
     }
+    saved_.crc = outcome.crc;
+    saved_.record_crcs.clear();
+    for (const auto& digest : outcome.digests) saved_.record_crcs.push_back(digest.crc);
     Describe(choice, lease->pool(), limits, outcome.left_direct);
     return {};
   }
@@ -167,6 +173,8 @@ class Attempt {
   const commit::Target& target_;
   const Options& options_;
   const Environment& environment_;
+  const Watch& watch_;
+  SavedStream& saved_;
   SaveInfo& info_;
   Clock::time_point start_ = Clock::now();
   bool staged_only_ = false;
@@ -175,7 +183,55 @@ class Attempt {
   std::optional<Engine> failed_engine_;
 };
 
+// Attempts until one succeeds or nothing is left to try.
+Result<void> RunAttempts(const layout::Stream& stream, const commit::Target& target,
+                         const Options& options, const Environment& environment, const Watch& watch,
+                         SavedStream& saved) {
+  Refused refused;
+  std::uint32_t retries = target.special ? 0 : options.retries;  // a pipe cannot take bytes back
+  bool staged_only = false;
+  std::optional<Error> before;
+  for (;;) {
+    if (watch.gate != nullptr && !watch.gate->Begin()) {
+      // Given back too early: by whoever gave the save up, or when the failed attempt had read all.
+      if (!before) before = watch.gate->error();
+      return std::unexpected(*std::move(before));
+    }
+    if (watch.written != nullptr) *watch.written = 0;
+    Attempt attempt(stream, target, options, environment, watch, saved);
+    auto done = attempt.Run(refused, staged_only);
+    if (watch.gate != nullptr) watch.gate->End(false);
+    if (done) return done;
+    if (const auto failed = attempt.failed_engine()) {
+      refused.emplace_back(*failed, done.error().Message());
+    } else if (done.error().system_errno == EFAULT && saved.info.in_place_bytes > 0 &&
+               !staged_only) {
+      staged_only = true;  // memory that a device cannot read (mapped device memory, say)
+    } else if (retries > 0 && !attempt.pull_failed() && MayPass(done.error(), options)) {
+      --retries;
+    } else {
+      return done;
+    }
+    before = std::move(done.error());
+  }
+}
+
 }  // namespace
+
+Result<SavedStream> SaveToTarget(const layout::Stream& stream, const commit::Target& target,
+                                 const Options& options, const Environment& environment,
+                                 const Watch& watch) {
+  const auto start = Clock::now();
+  std::optional<file::SigpipeBlocked> sigpipe_blocked;
+  if (target.special) sigpipe_blocked.emplace();
+
+  SavedStream saved{.info = {.path = target.path, .bytes = stream.size()}};
+  auto done = RunAttempts(stream, target, options, environment, watch, saved);
+  if (watch.gate != nullptr) watch.gate->End(true);
+  if (!done) return std::unexpected(std::move(done.error()));
+  saved.info.seconds.total = SecondsSince(start);
+  return saved;
+}
 
 Result<SaveInfo> SaveStream(const layout::Stream& stream, const std::string& path,
                             const Options& options, const Environment& environment) {
@@ -184,30 +240,10 @@ Result<SaveInfo> SaveStream(const layout::Stream& stream, const std::string& pat
   if (auto alive = base::CheckNotForked(); !alive) return std::unexpected(alive.error());
   auto target = commit::ResolveTarget(path, *environment.files);
   if (!target) return std::unexpected(target.error());
-
-  std::optional<file::SigpipeBlocked> sigpipe_blocked;
-  if (target->special) sigpipe_blocked.emplace();
-
-  SaveInfo info{.path = path, .bytes = stream.size()};
-  Refused refused;
-  std::uint32_t retries = target->special ? 0 : options.retries;  // a pipe cannot take bytes back
-  bool staged_only = false;
-  for (;;) {
-    Attempt attempt(stream, *target, options, environment, info);
-    auto done = attempt.Run(refused, staged_only);
-    if (done) break;
-    if (const auto failed = attempt.failed_engine()) {
-      refused.emplace_back(*failed, done.error().Message());
-    } else if (done.error().system_errno == EFAULT && info.in_place_bytes > 0 && !staged_only) {
-      staged_only = true;  // memory that a device cannot read (mapped device memory, say)
-    } else if (retries > 0 && !attempt.pull_failed() && MayPass(done.error(), options)) {
-      --retries;
-    } else {
-      return std::unexpected(std::move(done.error()));
-    }
-  }
-  info.seconds.total = SecondsSince(start);
-  return info;
+  auto saved = SaveToTarget(stream, *target, options, environment);
+  if (!saved) return std::unexpected(std::move(saved.error()));
+  saved->info.seconds.total = SecondsSince(start);
+  return std::move(saved->info);
 }
 
 }  // namespace fastpersist::checkpoint

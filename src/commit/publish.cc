@@ -52,6 +52,10 @@ Error Publication::Failed(std::string operation, int negative_errno, std::string
 Result<Publication> Publication::Begin(const Target& target, const Options& options,
                                        const file::FileOps& files) {
   Publication publication(target, options, files);
+  if (target.fresh) {
+    if (auto opened = publication.OpenFresh(); !opened) return std::unexpected(opened.error());
+    return publication;
+  }
   if (target.special || !options.atomic) {
     if (auto opened = publication.OpenInPlace(); !opened) return std::unexpected(opened.error());
     return publication;
@@ -64,6 +68,16 @@ Result<Publication> Publication::Begin(const Target& target, const Options& opti
   publication.fork_closed_ = std::move(temporary->fork_closed);
   publication.temporary_ = std::move(temporary->name);
   return publication;
+}
+
+Result<void> Publication::OpenFresh() {
+  const int opened = files_.Open(target_.directory.get(), target_.name.c_str(),
+                                 O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
+  if (opened < 0) return std::unexpected(Failed("create", opened));
+  fd_.Reset(opened);
+  fork_closed_ = base::ForkClosed(opened);
+  temporary_ = target_.name;
+  return {};
 }
 
 Result<void> Publication::OpenInPlace() {
@@ -114,6 +128,10 @@ Result<void> Publication::Seal(std::uint64_t size) {
 }
 
 Result<void> Publication::Publish(std::string& warning) {
+  if (target_.fresh) {
+    temporary_.clear();
+    return {};
+  }
   if (!temporary_.empty()) {
     const int renamed =
         files_.Rename(target_.directory.get(), temporary_.c_str(), target_.name.c_str());

@@ -20,7 +20,8 @@
 // Publication.
 //
 // Targets that are no regular files, and atomic=false, are written in place: steps 4 to 7 only. A
-// fresh target is made under its final name: steps 2 to 7, and it is removed unless it got that far.
+// fresh target is made under its final name: steps 2 to 7, and it is removed unless it got that
+// far.
 #pragma once
 
 #include <sys/types.h>

@@ -162,6 +162,7 @@ void CheckedQueue::Judge(unsigned slot, std::int64_t result) {
 void CheckedQueue::Progress(unsigned slot, std::uint64_t moved) {
   Transfer& transfer = transfers_[slot];
   if (moved >= transfer.length) {
+    if (file_.moved != nullptr) *file_.moved += transfer.length;
     transfer.done = true;
     if (!reading()) free_.push_back(slot);
     return;
@@ -170,6 +171,7 @@ void CheckedQueue::Progress(unsigned slot, std::uint64_t moved) {
     // The next direct transfer must begin on a block again; what it repeats is the same bytes.
     moved = base::AlignDown(moved, std::max(file_.limits.offset_align, file_.limits.memory_align));
   }
+  if (file_.moved != nullptr) *file_.moved += moved;
   transfer.attempts = moved == 0 ? transfer.attempts + 1 : 0;
   transfer.data += moved;
   transfer.offset += moved;

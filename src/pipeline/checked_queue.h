@@ -13,6 +13,7 @@
 // Used by one thread. Allocates nothing after construction.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -36,6 +37,8 @@ struct QueueFile {
   /// Turns direct I/O off; >= 0 or -errno.
   std::function<int()> leave_direct;
   engine::IoRequest::Kind kind = engine::IoRequest::Kind::kWrite;
+  /// Not null: grows by the bytes that arrived, for whoever watches.
+  std::atomic<std::uint64_t>* moved = nullptr;
 };
 
 class CheckedQueue {

@@ -12,7 +12,8 @@ namespace fastpersist::pipeline {
 using layout::Extent;
 using layout::RecordDigest;
 
-Filler::Filler(const layout::Stream& stream) : stream_(stream), digests_(stream.record_count()) {}
+Filler::Filler(const layout::Stream& stream, const MemoryGate* gate, bool whole_crc)
+    : stream_(stream), gate_(gate), whole_crc_(whole_crc), digests_(stream.record_count()) {}
 
 void Filler::Fill(std::span<std::byte> out) {
   while (!out.empty()) {
@@ -30,15 +31,51 @@ void Filler::Fill(std::span<std::byte> out) {
 }
 
 void Filler::Copy(const Extent& extent, std::uint64_t at, std::span<std::byte> out) {
+  if (gate_ != nullptr && extent.kind == Extent::Kind::kMemory) {
+    while (!out.empty()) {
+      const auto source = gate_->Source(extent, at, out.size());
+      CopyFrom(source, extent, at, out.first(source.size()));
+      at += source.size();
+      out = out.subspan(source.size());
+    }
+    return;
+  }
   const std::byte* source = extent.kind == Extent::Kind::kLate ? Rendered(extent) : extent.bytes;
+  CopyFrom({source + at, out.size()}, extent, at, out);
+}
+
+void Filler::CopyFrom(std::span<const std::byte> source, const Extent& extent, std::uint64_t at,
+                      std::span<std::byte> out) {
+  Count(extent.body_of, source);
   if (extent.body_of == layout::kNoRecord) {
-    std::copy_n(source + at, out.size(), out.begin());
+    std::ranges::copy(source, out.begin());
     return;
   }
   RecordDigest& digest = digests_[extent.body_of];
-  digest.crc = base::CopyAndCrc32(out, {source + at, out.size()}, digest.crc);
+  digest.crc = base::CopyAndCrc32(out, source, digest.crc);
   // From the copy: what the digest says must be about the bytes that are written.
   NoteBody(extent, at, out);
+}
+
+// The whole stream's checksum follows from those of its records: no body is looked at twice.
+void Filler::Count(std::uint32_t record, std::span<const std::byte> bytes) {
+  if (!whole_crc_) return;
+  if (record != record_) {
+    crc_ = crc();
+    record_ = record;
+    record_bytes_ = 0;
+  }
+  if (record == layout::kNoRecord) {
+    crc_ = base::Crc32(bytes, crc_);
+  } else {
+    record_bytes_ += bytes.size();
+  }
+}
+
+std::uint32_t Filler::crc() const {
+  return record_ == layout::kNoRecord
+             ? crc_
+             : base::CombineCrc32(crc_, digests_[record_].crc, record_bytes_);
 }
 
 void Filler::Pull(const Extent& extent, std::uint64_t at, std::span<std::byte> out) {
@@ -47,6 +84,7 @@ void Filler::Pull(const Extent& extent, std::uint64_t at, std::span<std::byte> o
     error_ = std::move(pulled.error());
     return;
   }
+  Count(extent.body_of, out);
   if (extent.body_of == layout::kNoRecord) return;
   RecordDigest& digest = digests_[extent.body_of];
   digest.crc = base::Crc32(out, digest.crc);
@@ -57,8 +95,9 @@ void Filler::PassOver(std::uint64_t length) {
   const Extent& extent = stream_.extents()[extent_];
   const std::uint64_t at = offset_ - extent.offset;
   assert(extent.kind == Extent::Kind::kMemory && at + length <= extent.length);
+  const std::span bytes(extent.bytes + at, length);
+  Count(extent.body_of, bytes);
   if (extent.body_of != layout::kNoRecord) {
-    const std::span bytes(extent.bytes + at, length);
     RecordDigest& digest = digests_[extent.body_of];
     digest.crc = base::Crc32(bytes, digest.crc);
     NoteBody(extent, at, bytes);

@@ -26,10 +26,10 @@ class Stopwatch {
 };
 
 // The bytes that one planned write sends, filled into the slot's buffer unless they are in place.
-std::span<const std::byte> Prepare(const plan::PlannedWrite& write, std::span<std::byte> buffer,
-                                   Filler& filler) {
+std::span<const std::byte> Prepare(const plan::PlannedWrite& write, bool in_place,
+                                   std::span<std::byte> buffer, Filler& filler) {
   assert(filler.offset() == write.offset);
-  if (write.in_place != nullptr) {
+  if (in_place) {
     filler.PassOver(write.length);
     return {write.in_place, write.padded_length};
   }
@@ -39,37 +39,88 @@ std::span<const std::byte> Prepare(const plan::PlannedWrite& write, std::span<st
   return padded;
 }
 
+// One walk over the plan.
+class Walk {
+ public:
+  Walk(const layout::Stream& stream, CheckedQueue& queue, std::span<std::byte> staging,
+       std::uint64_t block_bytes, MemoryGate* gate, WriteOutcome& outcome)
+      : filler_(stream, gate, gate != nullptr),
+        queue_(queue),
+        staging_(staging),
+        block_bytes_(block_bytes),
+        gate_(gate),
+        outcome_(outcome) {}
+
+  Result<void> Run(const plan::WritePlan& plan) {
+    for (const plan::PlannedWrite& write : plan.writes) {
+      if (auto done = One(write); !done) return done;
+      if (auto freed = LetGo(); !freed) return freed;
+    }
+    return queue_.Drain();
+  }
+
+  // What is left to say when nothing is in flight any more.
+  void Finish() {
+    outcome_.write_seconds += watch_.Lap();
+    if (gate_ == nullptr) return;
+    outcome_.crc = filler_.crc();
+    outcome_.digests.assign(filler_.digests().begin(), filler_.digests().end());
+  }
+
+ private:
+  Result<void> One(const plan::PlannedWrite& write) {
+    const auto slot = queue_.AcquireSlot();
+    if (!slot) return std::unexpected(slot.error());
+    outcome_.write_seconds += watch_.Lap();
+    bool in_place = write.in_place != nullptr;
+    if (gate_ != nullptr) {
+      if (auto claimed = gate_->Claim(write.offset + write.length); !claimed) return Stop(claimed);
+      // What its owner captured is not where it was.
+      in_place = in_place && gate_->InPlace(write.offset + write.length);
+    }
+    const auto buffer = staging_.subspan(*slot * block_bytes_, block_bytes_);
+    const auto bytes = Prepare(write, in_place, buffer, filler_);
+    if (gate_ != nullptr) gate_->Filled(filler_.digests(), in_place);
+    outcome_.fill_seconds += watch_.Lap();
+    if (filler_.error()) return Stop(std::unexpected(*filler_.error()));
+    return queue_.Start(*slot, write.offset, bytes, write.length);
+  }
+
+  // The error to report is the source's, whatever becomes of what is in flight.
+  Result<void> Stop(Result<void> error) {
+    outcome_.pull_failed = true;
+    (void)queue_.Drain();
+    return error;
+  }
+
+  // The owner waits for the device only where the device reads the owner's memory.
+  Result<void> LetGo() {
+    if (gate_ == nullptr || !gate_->InPlaceOnly()) return {};
+    if (auto drained = queue_.Drain(); !drained) return drained;
+    gate_->InPlaceDone();
+    return {};
+  }
+
+  Stopwatch watch_;
+  Filler filler_;
+  CheckedQueue& queue_;
+  std::span<std::byte> staging_;
+  std::uint64_t block_bytes_;
+  MemoryGate* gate_;
+  WriteOutcome& outcome_;
+};
+
 }  // namespace
 
 WriteOutcome WriteStream(const layout::Stream& stream, const plan::WritePlan& plan,
                          std::uint64_t block_bytes, QueueFile file,
-                         std::unique_ptr<engine::IoEngine>& engine, std::span<std::byte> staging) {
+                         std::unique_ptr<engine::IoEngine>& engine, std::span<std::byte> staging,
+                         MemoryGate* gate) {
   WriteOutcome outcome;
-  Stopwatch watch;
-  Filler filler(stream);
   CheckedQueue queue(engine, std::move(file), static_cast<unsigned>(staging.size() / block_bytes));
-
-  const auto run = [&]() -> Result<void> {
-    for (const plan::PlannedWrite& write : plan.writes) {
-      const auto slot = queue.AcquireSlot();
-      if (!slot) return std::unexpected(slot.error());
-      outcome.write_seconds += watch.Lap();
-      const auto bytes = Prepare(write, staging.subspan(*slot * block_bytes, block_bytes), filler);
-      outcome.fill_seconds += watch.Lap();
-      if (filler.error()) {
-        outcome.pull_failed = true;
-        // The error to report is the source's, whatever becomes of what is in flight.
-        (void)queue.Drain();
-        return std::unexpected(*filler.error());
-      }
-      if (auto started = queue.Start(*slot, write.offset, bytes, write.length); !started) {
-        return started;
-      }
-    }
-    return queue.Drain();
-  };
-  if (auto done = run(); !done) outcome.error = std::move(done.error());
-  outcome.write_seconds += watch.Lap();
+  Walk walk(stream, queue, staging, block_bytes, gate, outcome);
+  if (auto done = walk.Run(plan); !done) outcome.error = std::move(done.error());
+  walk.Finish();
   outcome.engine_failed = queue.engine_failed() && !outcome.pull_failed;
   outcome.writes_lost = queue.writes_lost();
   outcome.left_direct = queue.left_direct();

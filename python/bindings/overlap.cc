@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every wait and every copy happens without the GIL. C++ threads never take it: what belongs to
+// Python (the storages that are read) is held by Python until a ticket is done.
+#include "overlap.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/align.h"
+#include "checkpoint/checkpoint_writer.h"
+#include "directory.h"
+#include "errors.h"
+#include "memory/arena.h"
+#include "storage_cells.h"
+
+namespace nb = nanobind;
+
+namespace fastpersist::python {
+namespace {
+
+using checkpoint::CheckpointTicket;
+using checkpoint::CheckpointWriter;
+using checkpoint::Clock;
+using layout::Extent;
+using layout::Stream;
+
+constexpr std::uint64_t kCopyAlign = 64;
+
+// A wait of that many seconds; no deadline when it is None.
+Clock::time_point Deadline(std::optional<double> seconds) {
+  constexpr double kForever = 1e9;
+  const double wait = std::min(seconds.value_or(kForever), kForever);
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                            std::chrono::duration<double>(std::max(wait, 0.0)));
+}
+
+// One bounded piece of memory for copies of what cannot be read in place. It is touched as it is
+// used and kept, so that it does not grow from save to save. Used by one save at a time.
+class CapturePool {
+ public:
+  explicit CapturePool(std::uint64_t bytes)
+      : arena_(Unwrap(memory::Arena::Create(std::max<std::uint64_t>(bytes, 1)))), size_(bytes) {}
+
+  void Reset() { used_ = 0; }
+
+  // The address of a copy of each piece (address, bytes), in order, as far as there is room; 0 from
+  // the first on that does not fit.
+  std::vector<std::uintptr_t> Copy(
+      const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& pieces) {
+    const nb::gil_scoped_release unlocked;
+    std::vector<std::uintptr_t> copies;
+    copies.reserve(pieces.size());
+    bool room = true;
+    for (const auto& [address, bytes] : pieces) {
+      const std::uint64_t at = base::AlignUp(used_, kCopyAlign);
+      room = room && at <= size_ && bytes <= size_ - at;
+      if (!room) {
+        copies.push_back(0);
+        continue;
+      }
+      std::byte* const copy = arena_.memory().data() + at;
+      std::memcpy(copy, reinterpret_cast<const void*>(address), bytes);
+      copies.push_back(reinterpret_cast<std::uintptr_t>(copy));
+      used_ = at + bytes;
+    }
+    return copies;
+  }
+
+  [[nodiscard]] std::uint64_t size() const { return size_; }
+  [[nodiscard]] std::uint64_t used() const { return used_; }
+  [[nodiscard]] std::span<std::byte> Spare() const {
+    const std::uint64_t at = std::min(base::AlignUp(used_, kCopyAlign), size_);
+    return arena_.memory().subspan(at, size_ - at);
+  }
+
+ private:
+  memory::Arena arena_;
+  std::uint64_t size_;
+  std::uint64_t used_ = 0;
+};
+
+std::optional<StorageLayout>& LearntLayout() {
+  static std::optional<StorageLayout> layout;
+  return layout;
+}
+
+bool LearnLayout(
+    const std::vector<std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>>& storages) {
+  std::vector<KnownStorage> known;
+  for (const auto& [identity, address, size] : storages) known.push_back({identity, address, size});
+  LearntLayout() = LearnStorageLayout(known);
+  return LearntLayout().has_value();
+}
+
+// Address and size that the storage has at this moment, by the learnt layout.
+std::pair<std::uintptr_t, std::uint64_t> PeekStorage(std::uintptr_t identity) {
+  const auto layout = LearntLayout();
+  if (!layout) return {0, 0};
+  return {*reinterpret_cast<const std::uintptr_t*>(identity + layout->address),
+          *reinterpret_cast<const std::uint64_t*>(identity + layout->size)};
+}
+
+// (record, name for messages, identity of the storage or 0)
+using LiveTuple = std::tuple<std::uint32_t, std::string, std::uintptr_t>;
+// (file name, stream, live records)
+using StreamTuple = std::tuple<std::string, std::shared_ptr<Stream>, std::vector<LiveTuple>>;
+
+std::vector<pipeline::LiveExtent> LiveExtents(const Stream& stream,
+                                              const std::vector<LiveTuple>& live) {
+  constexpr std::size_t kNone = SIZE_MAX;
+  std::vector<std::size_t> extent_of(stream.record_count(), kNone);
+  for (std::size_t i = 0; i < stream.extents().size(); ++i) {
+    const Extent& extent = stream.extents()[i];
+    if (extent.kind == Extent::Kind::kMemory && extent.body_of != layout::kNoRecord) {
+      extent_of[extent.body_of] = i;
+    }
+  }
+  std::vector<pipeline::LiveExtent> extents;
+  for (const auto& [record, name, identity] : live) {
+    if (record >= extent_of.size() || extent_of[record] == kNone) continue;  // an empty one
+    pipeline::LiveExtent& extent =
+        extents.emplace_back(pipeline::LiveExtent{.extent = extent_of[record], .name = name});
+    const auto layout = LearntLayout();
+    if (identity == 0 || !layout) continue;
+    extent.address = reinterpret_cast<const std::uintptr_t*>(identity + layout->address);
+    extent.size = reinterpret_cast<const std::uint64_t*>(identity + layout->size);
+  }
+  std::ranges::sort(extents, {}, &pipeline::LiveExtent::extent);
+  return extents;
+}
+
+pipeline::VerifySource ParseVerify(const std::string& word) {
+  if (word == "off") return pipeline::VerifySource::kOff;
+  return word == "full" ? pipeline::VerifySource::kFull : pipeline::VerifySource::kSample;
+}
+
+nb::dict ResultDict(const checkpoint::CheckpointInfo& info) {
+  nb::dict result;
+  result["path"] = ToBytes(info.save.path);
+  result["generation"] = info.generation;
+  result["step"] = info.step;
+  result["sequence"] = info.sequence;
+  result["crc"] = info.crc;
+  result["bytes"] = info.save.bytes;
+  result["in_place_bytes"] = info.save.in_place_bytes;
+  result["captured_bytes"] = info.captured_bytes;
+  result["engine"] = std::string(EngineName(info.save.engine));
+  result["engine_reason"] = info.save.engine_reason;
+  result["direct"] = info.save.direct;
+  result["warning"] = ToBytes(info.save.warning);
+  result["retired"] = info.retired;
+  nb::dict seconds;
+  seconds["plan"] = info.save.seconds.plan;
+  seconds["fill"] = info.save.seconds.fill;
+  seconds["write"] = info.save.seconds.write;
+  seconds["sync"] = info.save.seconds.sync;
+  seconds["commit"] = info.save.seconds.commit;
+  seconds["total"] = info.save.seconds.total;
+  result["seconds"] = seconds;
+  return result;
+}
+
+// Calls function without the GIL.
+template <class Function>
+auto Unlocked(Function function) {
+  const nb::gil_scoped_release unlocked;
+  return function();
+}
+
+Error GivenUp(const std::string& code, const std::string& detail, const std::string& advice) {
+  return {.code = code == "state_changed" ? ErrorCode::kStateChanged : ErrorCode::kAbandoned,
+          .operation = "save",
+          .detail = detail,
+          .advice = advice};
+}
+
+class PyWriter {
+ public:
+  PyWriter(const SharedRoot& root, const Options& options, std::optional<std::uint64_t> keep_last,
+           std::optional<std::uint64_t> keep_every)
+      : writer_(std::make_unique<CheckpointWriter>(
+            root.root, options,
+            commit::RetentionPolicy{.keep_last = keep_last, .keep_every = keep_every})) {}
+
+  std::shared_ptr<CheckpointTicket> Submit(std::uint64_t step,
+                                           const std::vector<StreamTuple>& streams,
+                                           const std::string& metadata, const std::string& verify,
+                                           std::uint64_t turn, std::shared_ptr<CapturePool> spare) {
+    if (!writer_) throw nb::value_error("the writer is closed");
+    checkpoint::CheckpointRequest request{.step = step, .metadata = metadata, .verdict = true};
+    for (const auto& [name, stream, live] : streams) {
+      checkpoint::CheckpointStream& added = request.streams.emplace_back();
+      added.name = name;
+      added.stream = stream;
+      added.memory = {
+          .live = LiveExtents(*stream, live),
+          .verify = ParseVerify(verify),
+          .turn = turn,
+          .spare = request.streams.size() == 1 ? spare->Spare() : std::span<std::byte>()};
+      added.keep = spare;
+    }
+    return Unwrap(writer_->Submit(std::move(request)));
+  }
+
+  // Waits for what was submitted.
+  void Close() {
+    const nb::gil_scoped_release unlocked;
+    writer_.reset();
+  }
+
+ private:
+  std::unique_ptr<CheckpointWriter> writer_;
+};
+
+void BindTicket(nb::module_& m) {
+  nb::class_<CheckpointTicket>(m, "CheckpointTicket")
+      .def_prop_ro("step", &CheckpointTicket::step)
+      .def_prop_ro("bytes", &CheckpointTicket::bytes)
+      .def_prop_ro("written", &CheckpointTicket::written)
+      .def_prop_ro("released", &CheckpointTicket::released)
+      .def_prop_ro("done", &CheckpointTicket::done)
+      .def(
+          "wait_released",
+          [](CheckpointTicket& ticket, std::optional<double> seconds, bool capture) {
+            return Unlocked([&] { return ticket.WaitReleased(Deadline(seconds), capture); });
+          },
+          nb::arg("seconds").none(), nb::arg("capture"))
+      .def(
+          "wait_written",
+          [](CheckpointTicket& ticket, std::optional<double> seconds) {
+            return Unlocked([&] { return ticket.WaitWritten(Deadline(seconds)); });
+          },
+          nb::arg("seconds").none())
+      .def(
+          "wait_done",
+          [](CheckpointTicket& ticket, std::optional<double> seconds) {
+            return Unlocked([&] { return ticket.WaitDone(Deadline(seconds)); });
+          },
+          nb::arg("seconds").none())
+      .def("approve", &CheckpointTicket::Approve)
+      .def("reject",
+           [](CheckpointTicket& ticket, const std::string& code, const std::string& detail,
+              const std::string& advice) { ticket.Reject(GivenUp(code, detail, advice)); })
+      .def("abandon",
+           [](CheckpointTicket& ticket, const std::string& detail, const std::string& advice) {
+             ticket.Abandon(GivenUp("abandoned", detail, advice));
+           })
+      .def("still_the_same",
+           [](CheckpointTicket& ticket, const std::vector<std::size_t>& live) {
+             return Unlocked([&] { return ticket.gate().StillTheSame(live); });
+           })
+      .def("result", [](CheckpointTicket& ticket) {
+        if (!ticket.done()) throw nb::value_error("the save is not done");
+        if (!ticket.result()) Raise(ticket.result().error());
+        return ResultDict(*ticket.result());
+      });
+}
+
+}  // namespace
+
+void BindOverlap(nb::module_& m) {
+  nb::class_<CapturePool>(m, "CapturePool")
+      .def(nb::init<std::uint64_t>(), nb::arg("bytes"))
+      .def("reset", &CapturePool::Reset)
+      .def("copy", &CapturePool::Copy, nb::arg("pieces"))
+      .def_prop_ro("size", &CapturePool::size)
+      .def_prop_ro("used", &CapturePool::used);
+  m.def("learn_storage_layout", &LearnLayout, nb::arg("storages"));
+  m.def("peek_storage", &PeekStorage, nb::arg("identity"));
+  BindTicket(m);
+  nb::class_<PyWriter>(m, "CheckpointWriter")
+      .def(nb::init<const SharedRoot&, const Options&, std::optional<std::uint64_t>,
+                    std::optional<std::uint64_t>>(),
+           nb::arg("root"), nb::arg("options"), nb::arg("keep_last").none(),
+           nb::arg("keep_every").none())
+      .def("submit", &PyWriter::Submit, nb::arg("step"), nb::arg("streams"), nb::arg("metadata"),
+           nb::arg("verify"), nb::arg("turn"), nb::arg("spare"))
+      .def("close", &PyWriter::Close);
+}
+
+}  // namespace fastpersist::python
