@@ -24,6 +24,7 @@
 #include "checkpoint/save_stream.h"
 #include "commit/publish.h"
 #include "commit/target.h"
+#include "directory.h"
 #include "errors.h"
 #include "fastpersist/fastpersist.h"
 #include "layout/safetensors.h"
@@ -232,6 +233,7 @@ NB_MODULE(_core, m) {
   fastpersist::python::BindErrors(m);
   fastpersist::python::BindArena(m);
   fastpersist::python::BindReading(m);
+  fastpersist::python::BindDirectory(m);
   fastpersist::python::BindOverlap(m);
 
   nb::class_<Stream>(m, "Stream")

@@ -3,6 +3,7 @@
 // Python (the storages that are read) is held by Python until a ticket is done.
 #include "overlap.h"
 
+#include <fcntl.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -18,9 +19,11 @@
 #include <vector>
 
 #include "base/align.h"
+#include "base/unique_fd.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "directory.h"
 #include "errors.h"
+#include "file/file_ops.h"
 #include "memory/arena.h"
 #include "storage_cells.h"
 
@@ -223,6 +226,19 @@ class PyWriter {
   std::unique_ptr<CheckpointWriter> writer_;
 };
 
+// The alignment that direct writes into this directory want of memory; 1 when they are buffered.
+std::uint32_t MemoryAlign(const SharedRoot& root) {
+  const auto opened = root.Opened();
+  const file::FileOps& files = file::RealFileOps();
+  const base::UniqueFd fd(files.Open(opened->fd(), ".", O_TMPFILE | O_WRONLY, 0600));
+  if (!fd.valid() || files.SetDirect(fd.get(), true) < 0) return 1;
+  const plan::DeviceLimits limits = files.Limits(fd.get());
+  return limits.direct ? limits.memory_align : 1;
+}
+
+// A reference more, for ever.
+void KeepForever(nb::object object) { (void)object.release(); }
+
 void BindTicket(nb::module_& m) {
   nb::class_<CheckpointTicket>(m, "CheckpointTicket")
       .def_prop_ro("step", &CheckpointTicket::step)
@@ -278,6 +294,8 @@ void BindOverlap(nb::module_& m) {
       .def_prop_ro("used", &CapturePool::used);
   m.def("learn_storage_layout", &LearnLayout, nb::arg("storages"));
   m.def("peek_storage", &PeekStorage, nb::arg("identity"));
+  m.def("memory_align", &MemoryAlign, nb::arg("root"));
+  m.def("keep_forever", &KeepForever, nb::arg("object").none());
   BindTicket(m);
   nb::class_<PyWriter>(m, "CheckpointWriter")
       .def(nb::init<const SharedRoot&, const Options&, std::optional<std::uint64_t>,

@@ -5,6 +5,7 @@
 I/O, complete or not at all. Needs torch only for what is torch's.
 """
 
+from fastpersist._checkpointer import Checkpointer
 from fastpersist._core import __version__
 from fastpersist._errors import (
     ArgumentError,
@@ -13,6 +14,9 @@ from fastpersist._errors import (
     ForkedError,
     MismatchError,
     NotFoundError,
+    SaveAbandonedError,
+    SaveInFlightError,
+    StateChangedError,
     StorageError,
     UnsupportedFileError,
     UnsupportedStateError,
@@ -24,12 +28,15 @@ from fastpersist._load_into import LoadReport, load_into
 from fastpersist._log import configure_from_environment as _configure_log
 from fastpersist._open import CheckpointFile, TensorInfo, open
 from fastpersist._options import Options
+from fastpersist._recovery import Saved
 from fastpersist._rng import rng_state, set_rng_state
 from fastpersist._save import save
+from fastpersist._ticket import Ticket
 
 __all__ = [
     "ArgumentError",
     "CheckpointFile",
+    "Checkpointer",
     "CorruptCheckpointError",
     "Error",
     "ForkedError",
@@ -37,9 +44,14 @@ __all__ = [
     "MismatchError",
     "NotFoundError",
     "Options",
+    "SaveAbandonedError",
+    "SaveInFlightError",
     "SaveInfo",
+    "Saved",
+    "StateChangedError",
     "StorageError",
     "TensorInfo",
+    "Ticket",
     "UnsupportedFileError",
     "UnsupportedStateError",
     "WeightsOnlyError",

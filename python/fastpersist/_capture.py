@@ -130,7 +130,7 @@ def _small_state() -> dict[Any, Any]:
     """What the self-tests save: a little of everything that checkpoints mostly hold."""
     base = torch.arange(12, dtype=torch.float32)
     shared = "shared name"
-    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    module = torch.nn.Sequential(torch.nn.LayerNorm((2, 2)), torch.nn.BatchNorm1d(2))
     loop: list[Any] = []
     loop.append((loop, 1, 2, 3))
     return {

@@ -134,6 +134,28 @@ class ArgumentError(Error, ValueError):
     """An option or a name cannot be used. Nothing on disk was touched."""
 
 
+class StateChangedError(Error, RuntimeError):
+    """Memory changed while it was being saved. Nothing was committed; training may go on.
+
+    Attributes: `tensor` (its place in the state, or None).
+    """
+
+    def __init__(self, message: str, tensor: str | None = None) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (StateChangedError, (self.args[0], self.tensor))
+
+
+class SaveAbandonedError(Error, TimeoutError):
+    """A save was given up because it took longer than it may. Nothing was committed."""
+
+
+class SaveInFlightError(Error, RuntimeError):
+    """A save was asked for while another is in flight, with `in_flight="refuse"`."""
+
+
 class ForkedError(Error, RuntimeError):
     """The process was forked after FastPersist was used in its parent."""
 
@@ -165,6 +187,10 @@ def _make(
         return UnsupportedStateError(text)
     if code == "forked":
         return ForkedError(text)
+    if code == "state_changed":
+        return StateChangedError(text, os.fsdecode(entry) or None)
+    if code == "abandoned":
+        return SaveAbandonedError(text)
     return ArgumentError(text)
 
 

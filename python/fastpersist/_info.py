@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -37,6 +38,8 @@ class SaveInfo:
     """Number of files."""
     step: int | None = None
     """The training step; None for a single file."""
+    warning: str = ""
+    """Something to know once; mostly empty."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Views of mappings cannot be pickled, and processes send what they saved to each other.
@@ -67,6 +70,27 @@ def all_in_the_call(total: float, **parts: float) -> Mapping[str, float]:
     names = ("capture", "plan", "fill", "write", "sync", "commit")
     return types.MappingProxyType(
         {**dict.fromkeys(names, 0.0), **parts, "stall": total, "total": total}
+    )
+
+
+def of_checkpoint(
+    result: Mapping[str, Any], path: str, capture_seconds: float, stall_seconds: float
+) -> SaveInfo:
+    """A checkpoint that was written beside its caller. `total` runs from the call of `save` to the
+    commit, `stall` is what training waited for in all, capture included."""
+    parts = dict(result["seconds"])
+    total = parts.pop("total") + capture_seconds
+    seconds = {"capture": capture_seconds, **parts, "stall": stall_seconds, "total": total}
+    return SaveInfo(
+        path=path,
+        bytes=result["bytes"],
+        seconds=types.MappingProxyType(seconds),
+        engine=result["engine"],
+        engine_reason=result["engine_reason"],
+        direct=result["direct"],
+        in_place_bytes=result["in_place_bytes"],
+        step=result["step"],
+        warning=os.fsdecode(result["warning"]),
     )
 
 

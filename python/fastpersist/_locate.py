@@ -43,3 +43,15 @@ def walk(obj: Any, place: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]
             yield from walk(value, place + text, depth + 1)
     else:
         yield place, obj
+
+
+def storage_name(obj: Any, address: int) -> str:
+    """The first tensor in obj whose storage begins at that address."""
+    for place, leaf in walk(obj):
+        storage = getattr(leaf, "untyped_storage", None)
+        try:
+            if storage is not None and storage().data_ptr() == address:
+                return f"the tensor {place}"
+        except Exception:  # tensors without a storage cannot be meant
+            continue
+    return "a tensor"

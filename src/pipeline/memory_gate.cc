@@ -60,12 +60,12 @@ bool MemoryGate::Unmoved(const LiveExtent& live) const {
          Peek(live.size) >= extent.length;
 }
 
-void MemoryGate::Changed(const LiveExtent& live, std::string detail) {
+void MemoryGate::Changed(const LiveExtent& live, std::string_view detail) {
   if (error_) return;
   error_ = Error{.code = ErrorCode::kStateChanged,
                  .operation = "save",
                  .entry = live.name,
-                 .detail = std::move(detail),
+                 .detail = fmt::format("{}: {}", live.name, detail),
                  .advice =
                      "nothing was committed; change attached tensors in optimizer.step() "
                      "only, or do not attach their optimizer"};

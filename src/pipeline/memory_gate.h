@@ -24,6 +24,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fastpersist/error.h"
@@ -118,7 +119,7 @@ class MemoryGate {
   [[nodiscard]] bool Unmoved(const LiveExtent& live) const;
   [[nodiscard]] bool Sampled(std::size_t live) const;
   [[nodiscard]] bool Same(std::size_t live) const;
-  void Changed(const LiveExtent& live, std::string detail);
+  void Changed(const LiveExtent& live, std::string_view detail);
   bool CaptureChunk(std::unique_lock<std::mutex>& lock);
   void NoteRead();
   void ReleaseIfDone();

@@ -61,15 +61,6 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _first_use_is_over() -> None:
-    """What the package makes once in a process, to test itself, draws random numbers."""
-    buffer = io.BytesIO()
-    fp.save({"w": torch.ones(1)}, buffer)
-    buffer.seek(0)
-    fp.load(buffer)
-
-
 class Net(nn.Module):
     """Dropout, batch norm, and one weight under two names."""
 

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows saves in flight on a thread of its own: verdict, outcome, log, callbacks, failures.
+
+The thread waits without the GIL and holds it for moments only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fastpersist import _log
+from fastpersist._info import SaveInfo
+
+if TYPE_CHECKING:
+    from fastpersist._ticket import Ticket
+
+_SLICE = 0.1
+"""Seconds between two calls of `progress`."""
+_FAILURES_IN_A_ROW = 3
+
+
+class Follower:
+    """One thread; saves are followed in the order in which they were added."""
+
+    def __init__(
+        self,
+        log: str | os.PathLike[str] | None,
+        progress: Callable[[int, int], Any] | None,
+        on_error: str,
+        commit_timeout: float,
+    ) -> None:
+        self.last_error: BaseException | None = None
+        self._log_path = log
+        self._progress = progress
+        self._raise = on_error == "raise"
+        self._commit_timeout = commit_timeout
+        self._failed: list[Ticket] = []
+        self._in_a_row = 0
+        self._last: tuple[int, int, int] | None = None
+        self._totals = {"saves": 0, "failed": 0, "bytes": 0, "stall_seconds": 0.0}
+        self._queue: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="fastpersist", daemon=True)
+        self._thread.start()
+
+    def add(self, ticket: Ticket) -> None:
+        self._queue.put(ticket)
+
+    def stop(self) -> None:
+        """Returns when everything that was added is done, callbacks included."""
+        self._queue.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def due(self) -> BaseException | None:
+        """What the next `save` has to raise."""
+        if self._raise or self._in_a_row >= _FAILURES_IN_A_ROW:
+            return self.undelivered()
+        return None
+
+    def undelivered(self) -> BaseException | None:
+        """The newest failure that nobody was told of; all are told of with it."""
+        failed, self._failed = self._failed, []
+        waiting = [ticket for ticket in failed if not ticket._delivered]
+        if not waiting:
+            return None
+        self._in_a_row = 0
+        return waiting[-1]._take_error()
+
+    def _run(self) -> None:
+        while (ticket := self._queue.get()) is not None:
+            try:
+                self._follow(ticket)
+            except Exception:  # a fault here must not leave tickets unanswered
+                _log.logger.exception("following the save of step %d failed", ticket.step)
+            del ticket
+
+    def _follow(self, ticket: Ticket) -> None:
+        source = ticket._source
+        assert source is not None
+        self._while_waiting(ticket, lambda: source.core.wait_released(_SLICE, False))
+        source.judge()
+        self._while_waiting(ticket, lambda: source.core.wait_written(_SLICE))
+        written = time.monotonic()
+        self._while_waiting(ticket, lambda: source.core.wait_done(_SLICE), since=written)
+        info, error = ticket._outcome()
+        self._account(ticket, info, error)
+        ticket._finish(info, error)
+
+    def _while_waiting(
+        self, ticket: Ticket, wait: Callable[[], bool], since: float | None = None
+    ) -> None:
+        while not wait():
+            self._tell_progress(ticket)
+            if since is not None and time.monotonic() - since > self._commit_timeout:
+                _log.logger.warning(
+                    "the commit of step %d takes longer than %g s",
+                    ticket.step,
+                    self._commit_timeout,
+                )
+                since = None
+        self._tell_progress(ticket)
+
+    def _tell_progress(self, ticket: Ticket) -> None:
+        if self._progress is None:
+            return
+        try:
+            self._progress(*ticket.progress())
+        except Exception:
+            _log.logger.exception("the progress callback failed")
+
+    def _account(self, ticket: Ticket, info: SaveInfo | None, error: BaseException | None) -> None:
+        self.last_error = error
+        self._totals["saves"] += 1
+        self._totals["stall_seconds"] += ticket.stall
+        if info is not None:
+            self._in_a_row = 0
+            self._totals["bytes"] += info.bytes
+            if info.warning:
+                _log.warn_once(info.warning)
+            self._compare(ticket, info)
+            _log.logger.debug("saved %r; engine: %s", info, info.engine_reason)
+        else:
+            self._in_a_row += 1
+            self._totals["failed"] += 1
+            self._failed.append(ticket)
+            _log.logger.error("the checkpoint of step %d was not saved: %s", ticket.step, error)
+        self._write_log(ticket, info, error)
+
+    def _compare(self, ticket: Ticket, info: SaveInfo) -> None:
+        """A run whose state stops changing is most likely saving something else than it trains."""
+        digest = (ticket.crc, info.bytes, ticket.step)
+        before, self._last = self._last, digest
+        if before is not None and before[:2] == digest[:2] and before[2] != ticket.step:
+            _log.logger.warning(
+                "the checkpoint of step %d equals that of step %d, byte for byte; is this what is "
+                "trained?",
+                ticket.step,
+                before[2],
+            )
+
+    def _write_log(
+        self, ticket: Ticket, info: SaveInfo | None, error: BaseException | None
+    ) -> None:
+        if self._log_path is None:
+            return
+        line: dict[str, Any] = {"time": time.time(), "step": ticket.step, "ok": error is None}
+        line["stall_seconds"] = ticket.stall
+        if info is not None:
+            line |= {
+                "path": info.path,
+                "bytes": info.bytes,
+                "in_place_bytes": info.in_place_bytes,
+                "captured_bytes": ticket.captured_bytes,
+                "engine": info.engine,
+                "crc32": f"{ticket.crc:08x}",
+                "seconds": dict(info.seconds),
+            }
+        if error is not None:
+            line["error"] = f"{type(error).__name__}: {error}"
+        line["totals"] = dict(self._totals)
+        try:
+            with open(self._log_path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as problem:
+            _log.warn_once(f"the log of saves cannot be written: {problem}")

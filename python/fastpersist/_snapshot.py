@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a state to a stream that can be written while training goes on.
+
+Every storage is either live, read where it lies because only an optimizer step changes it, or
+copied now into bounded memory. What fits nowhere stays live until `save` returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fastpersist import _capture, _core
+from fastpersist._attached import SMALL, Attached, Owned, Ranges
+from fastpersist._errors import UnsupportedStateError
+
+PAGE = 4096
+_MOST_PADDING = 0.01
+
+LiveRecord = tuple[int, str, int]
+"""Record, name for messages, identity of its storage (0: not to be watched)."""
+
+
+@dataclasses.dataclass
+class Snapshot:
+    """One stream of a checkpoint."""
+
+    stream: _core.Stream
+    live: list[LiveRecord]
+    owned: list[Owned]
+    """The attached tensors among what is live: their version counters are a witness."""
+    keep: list[Any]
+    copied_bytes: int
+    overflow_bytes: int
+    """Live only because there was no memory left to copy it: must be read before `save` returns."""
+    name_of: Callable[[int], str]
+    index: dict[int, int]
+    """Address of a live record to its place among them."""
+    places: dict[str, int]
+    """Name of a live record to its address."""
+
+
+def take(
+    state: Any,
+    name: str,
+    attached: Attached | None,
+    pool: _core.CapturePool,
+    page_aligned: bool,
+) -> Snapshot:
+    """attached: None copies everything. Raises UnsupportedStateError, naming the key."""
+    captured = _pickled(state)
+    owned = attached.owned() if attached is not None else []
+    ranges = Ranges(owned)
+    records = list(captured.records)
+    in_memory = [
+        (number, body[0], body[1])
+        for number, (_, body) in enumerate(records)
+        if isinstance(body, tuple) and body[1] > 0
+    ]
+    live = [r for r in in_memory if r[2] >= SMALL and ranges.whole(r[1], r[2])]
+    live_numbers = {number for number, _, _ in live}
+    pieces = [r for r in in_memory if r[0] not in live_numbers]
+    copies = pool.copy([(address, size) for _, address, size in pieces])
+    overflow = 0
+    for (number, address, size), copy in zip(pieces, copies, strict=True):
+        if copy:
+            records[number] = (records[number][0], (copy, size))
+        else:
+            overflow += size
+            live.append((number, address, size))
+    live.sort()
+    stream = _laid_out(records, name, captured.alignment, page_aligned)
+    identities = _identities(owned) if live else {}
+    return Snapshot(
+        stream=stream,
+        live=[(number, records[number][0], identities.get(at, 0)) for number, at, _ in live],
+        owned=_of(owned, live),
+        keep=[captured.keep, state],
+        copied_bytes=sum(size for (_, _, size), copy in zip(pieces, copies, strict=True) if copy),
+        overflow_bytes=overflow,
+        name_of=lambda address: _name_of(state, address),
+        index={address: place for place, (_, address, _) in enumerate(live)},
+        places={records[number][0]: address for number, address, _ in live},
+    )
+
+
+def _pickled(state: Any) -> _capture.Capture:
+    if reason := _capture.self_test():
+        raise UnsupportedStateError(f"save failed: the installed torch cannot be served: {reason}")
+    try:
+        return _capture.capture(state)
+    except MemoryError:
+        raise
+    except Exception as error:
+        from fastpersist import _explain
+
+        raise _explain.explain(error, state, _capture.capture) from error
+
+
+def _laid_out(records: list[Any], name: str, alignment: int, page_aligned: bool) -> _core.Stream:
+    prefix = _core.archive_prefix(name.encode())
+    plain = _core.torch_stream(records, prefix, alignment)
+    if not page_aligned or alignment >= PAGE or not _states_alignment(records):
+        return plain
+    aligned = [(key, _page(key, body)) for key, body in records]
+    stream = _core.torch_stream(aligned, prefix, PAGE)
+    return stream if stream.size - plain.size <= _MOST_PADDING * plain.size else plain
+
+
+def _states_alignment(records: list[Any]) -> bool:
+    """torch from 2.7 on reads the alignment from the file."""
+    return any(key == ".storage_alignment" for key, _ in records)
+
+
+def _page(key: str, body: Any) -> Any:
+    return str(PAGE).encode() if key == ".storage_alignment" else body
+
+
+def _identities(owned: list[Owned]) -> dict[int, int]:
+    """Address of a storage's memory to the storage, where its layout is known."""
+    if not storage_layout_known():
+        return {}
+    found = {}
+    for item in owned:
+        storage = item.tensor.untyped_storage()
+        found[storage.data_ptr()] = int(storage._cdata)
+    return found
+
+
+def _of(owned: list[Owned], live: list[Any]) -> list[Owned]:
+    spans = Ranges([Owned(None, address, size, None) for _, address, size in live])  # type: ignore[arg-type]
+    return [item for item in owned if spans.whole(item.address, item.bytes)]
+
+
+def _name_of(state: Any, address: int) -> str:
+    """Where in the state the storage at that address is."""
+    from fastpersist._locate import storage_name
+
+    return storage_name(state, address)
+
+
+@functools.cache
+def storage_layout_known() -> bool:
+    """Learns where torch keeps a storage's address and size, and tries it on one that moves."""
+    make: Any = torch.UntypedStorage
+    storages = [make(size) for size in (1000, 3000, 70_000)]
+    known = [(int(s._cdata), s.data_ptr(), s.nbytes()) for s in storages]
+    try:
+        if not _core.learn_storage_layout(known):
+            return False
+        storages[1].resize_(90_000)
+        storages[2].resize_(0)
+        works = all(
+            _core.peek_storage(int(s._cdata)) == (s.data_ptr(), s.nbytes()) for s in storages
+        )
+    except (RuntimeError, AttributeError, TypeError):
+        works = False
+    if not works:
+        _core.learn_storage_layout([])
+    return works
+
+
+def dumps_metadata(metadata: Any) -> str:
+    """The text of a JSON object. Raises UnsupportedStateError."""
+    import json
+
+    try:
+        text = json.dumps({} if metadata is None else dict(metadata), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedStateError(
+            f"save failed: metadata is no JSON object: {error}; use strings, numbers, lists, dicts"
+        ) from error
+    return text
