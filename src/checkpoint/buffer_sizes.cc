@@ -13,7 +13,7 @@ void BufferSizes::FitInto(std::uint64_t available) {
 }
 
 BufferSizes ChooseSizes(const Options& options, const plan::DeviceLimits& limits,
-                        std::uint64_t bytes) {
+                        std::uint64_t bytes, std::uint64_t staging_bytes) {
   BufferSizes sizes;
   sizes.align = std::max({limits.offset_align, limits.memory_align, 4096U});
   const std::uint64_t all = base::AlignUp(std::max<std::uint64_t>(bytes, 1), sizes.align);
@@ -21,7 +21,7 @@ BufferSizes ChooseSizes(const Options& options, const plan::DeviceLimits& limits
       std::min(base::AlignUp(options.block_bytes.value_or(kDefaultBlock), sizes.align), all);
   const std::uint64_t blocks = (all + sizes.block - 1) / sizes.block;
   sizes.staging = blocks * sizes.block;
-  sizes.FitInto(std::max(sizes.align, options.staging_bytes.value_or(kDefaultStaging)));
+  sizes.FitInto(std::max(sizes.align, options.staging_bytes.value_or(staging_bytes)));
   return sizes;
 }
 

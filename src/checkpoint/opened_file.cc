@@ -104,7 +104,7 @@ Result<memory::Arena> OpenedFile::ReadAll(const Options& options, ReadInfo& info
   Verification found;
   const auto done = [&] {
     // As far ahead as reads are pending or in flight.
-    const std::uint64_t ahead = 2 * options.queue_depth.value_or(kDefaultDepth) *
+    const std::uint64_t ahead = (options.queue_depth.value_or(kReadDepth) + 2) *
                                 options.block_bytes.value_or(kDefaultBlock);
     memory::Prefault prefault({arena->memory().data(), arena->roomy_size()}, ahead);
     return Run(

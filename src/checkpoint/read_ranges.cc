@@ -87,18 +87,18 @@ class ReadAttempt {
     const DataFile data(file_, options_, *environment_.files);
     const plan::DeviceLimits& limits = data.limits();
     const std::uint64_t span = wanted.empty() ? 0 : wanted.back().end - wanted.front().begin;
-    BufferSizes sizes = ChooseSizes(options_, limits, span);
+    BufferSizes sizes = ChooseSizes(options_, limits, span, kReadStaging);
     const plan::ReadPlanOptions plan_options{
         .limits = limits,
         .block_bytes = sizes.block,
         .min_in_place_bytes = staged_only ? UINT64_MAX : kMinInPlace,
         .coalesce_bytes = std::max<std::uint64_t>(limits.offset_align, std::uint64_t{128} << 10)};
     plan::ReadPlan plan = plan::PlanReads(wanted, deliveries, plan_options);
-    const unsigned depth = options_.queue_depth.value_or(kDefaultDepth);
+    const unsigned depth = options_.queue_depth.value_or(kReadDepth);
 
     std::optional<StagingLease> lease;
     std::span<std::byte> staging;
-    unsigned slots = 2 * depth;  // half of them in flight while the sink looks at the others
+    unsigned slots = depth + 2;  // some wait to be looked at while the others are in flight
     if (plan.staged_bytes > 0) {
       auto taken = StagingLease::Take(sizes.staging, sizes.align);
       if (!taken) return Failed(std::move(taken.error()));
