@@ -40,9 +40,20 @@ void CheckpointTicket::Reject(Error error) {
   changed_.notify_all();
 }
 
+void CheckpointTicket::RejectUndecided(Error error) {
+  if (request_.verdict) Reject(std::move(error));
+}
+
 void CheckpointTicket::Abandon(Error error) {
   for (const auto& gate : gates_) gate->Abandon(error);
-  Reject(std::move(error));
+  const std::scoped_lock lock(mutex_);
+  if (!rejected_) rejected_ = std::move(error);
+  changed_.notify_all();
+}
+
+std::optional<Error> CheckpointTicket::rejected() const {
+  const std::scoped_lock lock(mutex_);
+  return rejected_;
 }
 
 bool CheckpointTicket::WaitDone(Clock::time_point deadline) {
@@ -61,14 +72,13 @@ std::optional<Error> CheckpointTicket::Verdict() {
   std::unique_lock lock(mutex_);
   awaiting_ = true;
   changed_.notify_all();
-  if (!request_.verdict && !rejected_) return std::nullopt;
-  changed_.wait(lock, [&] { return approved_ || rejected_; });
+  changed_.wait(lock, [&] { return !request_.verdict || approved_ || rejected_; });
   return rejected_;
 }
 
 void CheckpointTicket::Finish(Result<CheckpointInfo> result) {
   // Whoever waits for memory must not wait for ever, whatever went wrong and where.
-  for (const auto& gate : gates_) gate->End(true);
+  for (const auto& gate : gates_) gate->Close();
   const std::scoped_lock lock(mutex_);
   result_ = std::move(result);
   changed_.notify_all();

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <deque>
 #include <thread>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "checkpoint/save_stream.h"
 #include "commit/catalog.h"
 #include "commit/generation.h"
+#include "commit/target.h"
 
 namespace fastpersist::checkpoint {
 namespace {
@@ -78,7 +80,7 @@ class CheckpointWriter::Worker {
     {
       const std::scoped_lock lock(mutex_);
       stopping_ = true;
-      for (const auto& ticket : queue_) ticket->Reject(GivenUp());
+      for (const auto& ticket : queue_) ticket->RejectUndecided(GivenUp());
       changed_.notify_all();
     }
     thread_.join();
@@ -145,6 +147,7 @@ void CheckpointWriter::Worker::Work() {
 }
 
 Result<CheckpointInfo> CheckpointWriter::Worker::Write(CheckpointTicket& ticket) {
+  if (auto rejected = ticket.rejected()) return std::unexpected(*std::move(rejected));
   auto generation = commit::Generation::Begin(*root_, ticket.step(), *environment_.files);
   if (!generation) return std::unexpected(std::move(generation.error()));
   return WriteInto(ticket, *generation);
@@ -156,11 +159,15 @@ Result<void> CheckpointWriter::Worker::WriteStreams(CheckpointTicket& ticket,
                                                     commit::Manifest& manifest) {
   for (std::size_t i = 0; i < ticket.gates_.size(); ++i) {
     const CheckpointStream& stream = ticket.request_.streams[i];
+    if (auto rejected = ticket.rejected()) return std::unexpected(*std::move(rejected));
     const commit::Target target{
         .path = fmt::format("{}/{}", generation.path(), stream.name),
         .directory = base::UniqueFd(::fcntl(generation.fd(), F_DUPFD_CLOEXEC, 0)),
         .name = stream.name,
         .fresh = true};
+    if (!target.directory.valid()) {
+      return std::unexpected(commit::StorageError("open directory", generation.path(), errno));
+    }
     auto saved = SaveToTarget(*stream.stream, target, options_, environment_,
                               {.gate = ticket.gates_[i].get(), .written = &ticket.written_});
     if (!saved) return std::unexpected(std::move(saved.error()));

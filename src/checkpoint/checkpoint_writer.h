@@ -73,7 +73,8 @@ class CheckpointTicket {
   /// The first verdict counts.
   void Approve();
   void Reject(Error error);
-  /// Gives all memory back at once; the save fails unless it is being committed already.
+  /// Gives all memory back without waiting for the device (MemoryGate::Abandon); the save fails, a
+  /// verdict notwithstanding, unless it is being committed already.
   void Abandon(Error error);
   /// False: the deadline passed.
   [[nodiscard]] bool WaitDone(Clock::time_point deadline);
@@ -90,6 +91,9 @@ class CheckpointTicket {
  private:
   friend class CheckpointWriter;
   void Finish(Result<CheckpointInfo> result);
+  // Nobody will say anything any more.
+  void RejectUndecided(Error error);
+  [[nodiscard]] std::optional<Error> rejected() const;
   // Waits for the verdict; the error why not to commit.
   [[nodiscard]] std::optional<Error> Verdict();
 

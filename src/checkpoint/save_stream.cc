@@ -43,6 +43,13 @@ bool MayPass(const Error& error, const Options& options) {
           error.system_errno == EDQUOT);
 }
 
+Error GivenBack(const commit::Target& target) {
+  return {.code = ErrorCode::kAbandoned,
+          .operation = "save",
+          .path = target.path,
+          .detail = "the memory was given back before it was written"};
+}
+
 // One attempt to write and publish the file.
 class Attempt {
  public:
@@ -126,6 +133,11 @@ class Attempt {
     // In place there is no new file to go to, and a lost write may still arrive in this one.
     const bool may_repeat = options_.atomic && !target_.special;
     if (outcome.engine_failed && (may_repeat || !outcome.writes_lost)) failed_engine_ = chosen;
+    // Nothing is published of memory that changed.
+    if (!outcome.error && watch_.gate != nullptr && watch_.gate->error()) {
+      outcome.error = watch_.gate->error();
+      outcome.pull_failed = true;
+    }
     if (outcome.error) {
       pull_failed_ = outcome.pull_failed;
       if (!pull_failed_ || outcome.error->path.empty()) outcome.error->path = target_.path;
@@ -195,12 +207,11 @@ Result<void> RunAttempts(const layout::Stream& stream, const commit::Target& tar
     if (watch.gate != nullptr && !watch.gate->Begin()) {
       // Given back too early: by whoever gave the save up, or when the failed attempt had read all.
       if (!before) before = watch.gate->error();
-      return std::unexpected(*std::move(before));
+      return std::unexpected(std::move(before).value_or(GivenBack(target)));
     }
     if (watch.written != nullptr) *watch.written = 0;
     Attempt attempt(stream, target, options, environment, watch, saved);
     auto done = attempt.Run(refused, staged_only);
-    if (watch.gate != nullptr) watch.gate->End(false);
     if (done) return done;
     if (const auto failed = attempt.failed_engine()) {
       refused.emplace_back(*failed, done.error().Message());
@@ -227,7 +238,7 @@ Result<SavedStream> SaveToTarget(const layout::Stream& stream, const commit::Tar
 
   SavedStream saved{.info = {.path = target.path, .bytes = stream.size()}};
   auto done = RunAttempts(stream, target, options, environment, watch, saved);
-  if (watch.gate != nullptr) watch.gate->End(true);
+  if (watch.gate != nullptr) watch.gate->Close();
   if (!done) return std::unexpected(std::move(done.error()));
   saved.info.seconds.total = SecondsSince(start);
   return saved;

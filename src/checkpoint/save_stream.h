@@ -40,9 +40,9 @@ struct SavedStream {
   std::vector<std::uint32_t> record_crcs;
 };
 
-/// The same to a target that is known. watch.gate is let go on return, whatever happened. An
+/// The same to a target that is known. watch.gate is closed on return, whatever happened. An
 /// attempt is repeated only while the memory was not given back. Errors: also kStateChanged and
-/// kAbandoned, from the gate.
+/// kAbandoned, from the gate; then nothing is published.
 [[nodiscard]] Result<SavedStream> SaveToTarget(const layout::Stream& stream,
                                                const commit::Target& target, const Options& options,
                                                const Environment& environment,

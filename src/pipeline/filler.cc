@@ -64,6 +64,9 @@ void Filler::Count(std::uint32_t record, std::span<const std::byte> bytes) {
     crc_ = crc();
     record_ = record;
     record_bytes_ = 0;
+    // What the digest holds of the record already, if it was left and is gone on with, cancels out:
+    // combining is linear.
+    if (record != layout::kNoRecord) crc_ ^= digests_[record].crc;
   }
   if (record == layout::kNoRecord) {
     crc_ = base::Crc32(bytes, crc_);

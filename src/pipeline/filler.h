@@ -58,7 +58,7 @@ class Filler {
   std::size_t extent_ = 0;
   std::uint64_t offset_ = 0;
   std::vector<layout::RecordDigest> digests_;
-  std::uint32_t crc_ = 0;                     // of all bytes before the record at hand
+  std::uint32_t crc_ = 0;                     // of all bytes before the record at hand; see Count
   std::uint32_t record_ = layout::kNoRecord;  // the record at hand
   std::uint64_t record_bytes_ = 0;            // that were filled of it
   std::vector<std::byte> rendered_;

@@ -19,6 +19,8 @@ using layout::Extent;
 // Copied at a time, so that the writer and a capturing owner meet closely.
 constexpr std::uint64_t kCaptureBytes = std::uint64_t{4} << 20;
 constexpr std::size_t kSampleOneIn = 16;
+constexpr const char* kMoved = "its storage was moved or resized while it was being saved";
+constexpr const char* kBytesChanged = "its bytes changed while they were being saved";
 
 // The owner writes these cells without asking us; aligned loads are never torn.
 std::uint64_t Peek(const std::uint64_t* cell) {
@@ -34,65 +36,85 @@ MemoryGate::MemoryGate(const layout::Stream& stream, Setting setting)
       captured_from_(stream.size()),
       read_(setting_.live.size()) {
   released_ = setting_.live.empty();
+  assert(std::ranges::all_of(setting_.live, [&](const LiveExtent& live) {
+    const Extent& extent = stream.extents()[live.extent];
+    return extent.kind == Extent::Kind::kMemory && extent.body_of != layout::kNoRecord;
+  }));
 }
 
-const Extent& MemoryGate::ExtentOf(const LiveExtent& live) const {
-  return stream_.extents()[live.extent];
+const Extent& MemoryGate::ExtentOf(std::size_t live) const {
+  return stream_.extents()[setting_.live[live].extent];
 }
 
 // Index of the first live extent that reaches beyond offset.
 std::size_t MemoryGate::FirstLiveFrom(std::uint64_t offset) const {
-  const auto found = std::ranges::partition_point(
-      setting_.live, [&](const LiveExtent& live) { return ExtentOf(live).end() <= offset; });
+  const auto found = std::ranges::partition_point(setting_.live, [&](const LiveExtent& live) {
+    return stream_.extents()[live.extent].end() <= offset;
+  });
+  return static_cast<std::size_t>(found - setting_.live.begin());
+}
+
+// Index of the first live extent that does not begin before offset.
+std::size_t MemoryGate::FirstLiveAt(std::uint64_t offset) const {
+  const auto found = std::ranges::partition_point(setting_.live, [&](const LiveExtent& live) {
+    return stream_.extents()[live.extent].offset < offset;
+  });
   return static_cast<std::size_t>(found - setting_.live.begin());
 }
 
 // The writer has no business with live memory from here on.
 std::uint64_t MemoryGate::LiveEnd() const {
-  const std::uint64_t last = setting_.live.empty() ? 0 : ExtentOf(setting_.live.back()).end();
-  return std::min(last, captured_from_);
+  const std::size_t beyond = FirstLiveAt(captured_from_);
+  return beyond == 0 ? 0 : std::min(ExtentOf(beyond - 1).end(), captured_from_);
 }
 
-bool MemoryGate::Unmoved(const LiveExtent& live) const {
+bool MemoryGate::Unmoved(std::size_t live) const {
+  const LiveExtent& watched = setting_.live[live];
+  if (watched.address == nullptr) return true;
   const Extent& extent = ExtentOf(live);
-  if (live.address == nullptr) return true;
-  return Peek(live.address) == reinterpret_cast<std::uintptr_t>(extent.bytes) &&
-         Peek(live.size) >= extent.length;
+  return Peek(watched.address) == reinterpret_cast<std::uintptr_t>(extent.bytes) &&
+         Peek(watched.size) >= extent.length;
 }
 
-void MemoryGate::Changed(const LiveExtent& live, std::string_view detail) {
+void MemoryGate::Changed(std::size_t live, std::string detail) {
   if (error_) return;
   error_ = Error{.code = ErrorCode::kStateChanged,
                  .operation = "save",
-                 .entry = live.name,
-                 .detail = fmt::format("{}: {}", live.name, detail),
+                 .entry = setting_.live[live].name,
+                 .detail = std::move(detail),
                  .advice =
                      "nothing was committed; change attached tensors in optimizer.step() "
                      "only, or do not attach their optimizer"};
+  failed_ = true;
 }
 
 bool MemoryGate::Begin() {
   const std::scoped_lock lock(mutex_);
   if (released_ && LiveEnd() > 0) return false;
-  claimed_ = 0;
+  claimed_ = block_begin_ = block_end_ = 0;
   filling_ = in_place_ = false;
+  for (Read& read : read_) read.length = 0;
   return true;
 }
 
 Result<void> MemoryGate::Claim(std::uint64_t end) {
   const std::scoped_lock lock(mutex_);
   if (error_) return std::unexpected(*error_);
+  block_begin_ = std::exchange(block_end_, end);
+  // What is read from now on was captured or is constant; storages may move.
+  if (released_) return {};
   const std::uint64_t begin = claimed_;
   claimed_ = std::max(claimed_, std::min(end, captured_from_));
-  for (std::size_t i = FirstLiveFrom(begin); i < setting_.live.size(); ++i) {
-    const LiveExtent& live = setting_.live[i];
-    if (ExtentOf(live).offset >= claimed_) break;
-    if (Unmoved(live)) continue;
-    Changed(live, "its storage was moved or resized while it was being saved");
-    changed_.notify_all();
-    return std::unexpected(*error_);
+  for (std::size_t i = FirstLiveFrom(begin);
+       i < read_.size() && ExtentOf(i).offset < claimed_ && begin < claimed_; ++i) {
+    if (!Unmoved(i)) {
+      Changed(i, kMoved);
+      filling_ = false;
+      changed_.notify_all();
+      return std::unexpected(*error_);
+    }
+    filling_ = true;
   }
-  filling_ = true;
   return {};
 }
 
@@ -114,16 +136,33 @@ std::span<const std::byte> MemoryGate::Source(const Extent& extent, std::uint64_
 }
 
 void MemoryGate::Filled(std::span<const layout::RecordDigest> digests, bool in_place) {
-  const std::scoped_lock lock(mutex_);
+  Lock lock(mutex_);
+  for (std::size_t i = FirstLiveFrom(block_begin_);
+       i < read_.size() && ExtentOf(i).offset < block_end_; ++i) {
+    NoteRead(i, digests[ExtentOf(i).body_of].crc);
+    in_place_ = in_place_ || in_place;
+  }
   filling_ = false;
-  in_place_ = in_place_ || in_place;
-  digests_ = digests;
-  ReleaseIfDone();
+  ReleaseIfDone(lock);
+  changed_.notify_all();
 }
 
-bool MemoryGate::InPlace(std::uint64_t end) const {
+// Of captured parts too: where an extent is captured in part, its checksum is of both.
+void MemoryGate::NoteRead(std::size_t live, std::uint32_t crc) {
+  const Extent& extent = ExtentOf(live);
+  Read& read = read_[live];
+  read.length = std::min(block_end_, extent.end()) - extent.offset;
+  read.crc = crc;
+  if (read.length < extent.length) return;
+  // The bytes that an earlier attempt read must be found again.
+  if (read.whole && read.whole != crc) Changed(live, kBytesChanged);
+  read.whole = crc;
+}
+
+bool MemoryGate::InPlace() const {
   const std::scoped_lock lock(mutex_);
-  return end <= claimed_;
+  const std::size_t captured = FirstLiveFrom(std::max(block_begin_, captured_from_));
+  return captured == read_.size() || ExtentOf(captured).offset >= block_end_;
 }
 
 bool MemoryGate::InPlaceOnly() const {
@@ -132,110 +171,128 @@ bool MemoryGate::InPlaceOnly() const {
 }
 
 void MemoryGate::InPlaceDone() {
-  const std::scoped_lock lock(mutex_);
+  Lock lock(mutex_);
   in_place_ = false;
-  ReleaseIfDone();
+  ReleaseIfDone(lock);
 }
 
-void MemoryGate::End(bool last) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !capturing_; });
-  ReleaseIfDone();
-  filling_ = in_place_ = false;
-  digests_ = {};
+void MemoryGate::End() {
+  Lock lock(mutex_);
+  ending_ = true;
+  changed_.wait(lock, [&] { return !capturing_ && !verifying_; });
+  ending_ = false;
+  filling_ = false;
+  // An attempt that failed while the device was reading is repeated rather than let go.
+  if (error_) in_place_ = false;
+  ReleaseIfDone(lock);
+  in_place_ = false;
   if (!released_) claimed_ = 0;
-  if (last) released_ = true;
   changed_.notify_all();
 }
 
-// What was read of each live extent, for comparisons after the digests are gone.
-void MemoryGate::NoteRead() {
-  for (std::size_t i = 0; i < read_.size(); ++i) {
-    const Extent& extent = ExtentOf(setting_.live[i]);
-    if (extent.offset >= claimed_) break;
-    read_[i] = {.length = std::min(claimed_, extent.end()) - extent.offset,
-                .crc = digests_[extent.body_of].crc};
-  }
+void MemoryGate::Close() {
+  Lock lock(mutex_);
+  ending_ = true;
+  changed_.wait(lock, [&] { return !capturing_ && !verifying_; });
+  released_ = closed_ = true;
+  changed_.notify_all();
 }
 
+// A window of a sixteenth, rounded up, goes round the extents.
 bool MemoryGate::Sampled(std::size_t live) const {
-  return setting_.verify == VerifySource::kFull ||
-         (setting_.verify == VerifySource::kSample && (live + setting_.turn) % kSampleOneIn == 0);
+  if (setting_.verify != VerifySource::kSample) return setting_.verify == VerifySource::kFull;
+  const std::size_t count = read_.size();
+  const std::size_t window = (count + kSampleOneIn - 1) / kSampleOneIn;
+  const std::size_t first = (setting_.turn % kSampleOneIn) * window % count;
+  return (live + count - first) % count < window;
 }
 
-bool MemoryGate::Same(std::size_t live) const {
-  const Read& read = read_[live];
-  if (read.length == 0) return true;
-  if (!Unmoved(setting_.live[live])) return false;
-  return base::Crc32({ExtentOf(setting_.live[live]).bytes, read.length}) == read.crc;
+bool MemoryGate::Same(std::size_t live, const Read& read) const {
+  if (!Unmoved(live)) return false;
+  std::uint32_t crc = 0;
+  for (std::uint64_t at = 0; at < read.length;) {
+    const auto bytes = Source(ExtentOf(live), at, read.length - at);
+    crc = base::Crc32(bytes, crc);
+    at += bytes.size();
+  }
+  return crc == read.crc;
 }
 
 // The second look comes after the last read of all, so that whatever happened in between is seen.
-void MemoryGate::VerifySample() {
-  for (std::size_t i = 0; i < read_.size() && !error_; ++i) {
-    if (Sampled(i) && !Same(i)) {
-      Changed(setting_.live[i], "its bytes changed while they were being saved");
-    }
+// Nobody waits for the lock meanwhile, and nothing is captured: there is nothing left to capture.
+void MemoryGate::VerifySample(Lock& lock) {
+  std::vector<std::size_t> sampled;
+  for (std::size_t i = 0; i < read_.size() && ExtentOf(i).offset < captured_from_; ++i) {
+    if (Sampled(i)) sampled.push_back(i);
   }
+  const std::vector<Read> read = read_;
+  verifying_ = true;
+  lock.unlock();
+  const auto differs =
+      std::ranges::find_if(sampled, [&](std::size_t i) { return failed_ || !Same(i, read[i]); });
+  lock.lock();
+  verifying_ = false;
+  if (differs != sampled.end()) Changed(*differs, kBytesChanged);
 }
 
-void MemoryGate::ReleaseIfDone() {
-  if (released_ || filling_ || in_place_ || capturing_ || claimed_ < LiveEnd()) return;
-  NoteRead();
-  if (!error_) VerifySample();
+void MemoryGate::ReleaseIfDone(Lock& lock) {
+  if (released_ || filling_ || in_place_ || capturing_ || verifying_) return;
+  // Nothing is claimed any more after an error.
+  if (!error_) {
+    if (claimed_ < LiveEnd()) return;
+    VerifySample(lock);
+  }
   released_ = true;
   changed_.notify_all();
 }
 
-// Copies the last live bytes that the writer has not claimed. False: there is nothing to copy, or
-// no room for it.
-bool MemoryGate::CaptureChunk(std::unique_lock<std::mutex>& lock) {
+// The last live bytes that the writer has not claimed, as far as there is room for a copy.
+std::optional<MemoryGate::Room> MemoryGate::FindRoom() const {
   const std::uint64_t room = setting_.spare.size() - spare_used_;
-  std::size_t index = FirstLiveFrom(claimed_);
-  // The last live extent that begins before what is captured.
-  const auto last = std::ranges::partition_point(setting_.live, [&](const LiveExtent& live) {
-    return ExtentOf(live).offset < captured_from_;
-  });
-  if (last == setting_.live.begin() || room == 0) return false;
-  const auto at = static_cast<std::size_t>(last - setting_.live.begin()) - 1;
-  if (at < index) return false;
-  index = at;
-  const LiveExtent& live = setting_.live[index];
-  const Extent& extent = ExtentOf(live);
+  const std::size_t beyond = FirstLiveAt(captured_from_);
+  if (capturing_ || verifying_ || ending_ || error_ || beyond == 0 || room == 0) return {};
+  const Extent& extent = ExtentOf(beyond - 1);
   const std::uint64_t end = std::min(extent.end(), captured_from_);
   const std::uint64_t from = std::max(extent.offset, claimed_);
-  if (from >= end) return false;
-  if (!Unmoved(live)) {
-    Changed(live, "its storage was moved or resized while it was being saved");
-    return false;
-  }
+  if (from >= end) return {};
   const std::uint64_t length = std::min({end - from, kCaptureBytes, room});
-  const std::uint64_t begin = end - length;
+  return Room{.live = beyond - 1, .begin = end - length, .end = end};
+}
+
+// False: there is nothing to do. Otherwise look again.
+bool MemoryGate::CaptureChunk(Lock& lock) {
+  const auto room = FindRoom();
+  if (!room) return false;
+  if (!Unmoved(room->live)) {
+    Changed(room->live, kMoved);
+    return true;
+  }
+  const std::uint64_t length = room->end - room->begin;
   const auto copy = setting_.spare.subspan(spare_used_, length);
   spare_used_ += length;
   capturing_ = true;
+  const Extent& extent = ExtentOf(room->live);
   lock.unlock();
-  std::memcpy(copy.data(), extent.bytes + (begin - extent.offset), length);
+  std::memcpy(copy.data(), extent.bytes + (room->begin - extent.offset), length);
   lock.lock();
   capturing_ = false;
-  changed_.notify_all();
-  chunks_.push_back({.begin = begin, .bytes = copy});
+  chunks_.push_back({.begin = room->begin, .bytes = copy});
   // The writer may have come closer meanwhile; what it claimed it reads from the original.
-  captured_from_ = std::max(begin, claimed_);
+  captured_from_ = std::max(room->begin, claimed_);
   captured_bytes_ += length;
+  changed_.notify_all();
   return true;
 }
 
 bool MemoryGate::WaitReleased(Clock::time_point deadline, bool capture) {
-  std::unique_lock lock(mutex_);
-  while (!released_) {
+  Lock lock(mutex_);
+  for (;;) {
+    ReleaseIfDone(lock);
+    if (released_) return true;
     if (Clock::now() >= deadline) return false;
-    if (capture && !capturing_ && !error_ && CaptureChunk(lock)) continue;
-    ReleaseIfDone();
-    if (released_) break;
+    if (capture && CaptureChunk(lock)) continue;
     changed_.wait_until(lock, deadline);
   }
-  return true;
 }
 
 bool MemoryGate::released() const {
@@ -244,16 +301,24 @@ bool MemoryGate::released() const {
 }
 
 void MemoryGate::Abandon(Error error) {
-  const std::scoped_lock lock(mutex_);
-  if (released_) return;
+  Lock lock(mutex_);
+  if (closed_) return;
   if (!error_) error_ = std::move(error);
+  failed_ = true;
+  // Nobody begins to read any more.
+  changed_.wait(lock, [&] { return released_ || !(filling_ || capturing_ || verifying_); });
   released_ = true;
   changed_.notify_all();
 }
 
 bool MemoryGate::StillTheSame(std::span<const std::size_t> live) {
-  const std::scoped_lock lock(mutex_);
-  return std::ranges::all_of(live, [&](std::size_t i) { return Same(i); });
+  Lock lock(mutex_);
+  const std::vector<Read> read = read_;
+  const std::uint64_t live_end = captured_from_;
+  lock.unlock();
+  return std::ranges::all_of(live, [&](std::size_t i) {
+    return read[i].length == 0 || ExtentOf(i).offset >= live_end || Same(i, read[i]);
+  });
 }
 
 std::optional<Error> MemoryGate::error() const {

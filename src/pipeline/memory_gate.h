@@ -16,6 +16,7 @@
 // owners' threads.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -34,8 +35,9 @@ namespace fastpersist::pipeline {
 
 /// An extent whose memory its owner will change.
 struct LiveExtent {
-  std::size_t extent = 0;  ///< Index of a kMemory extent of the stream.
-  std::string name;        ///< For messages.
+  /// Index of a kMemory extent of the stream; it is the whole body of a record.
+  std::size_t extent = 0;
+  std::string name;  ///< For messages.
   /// Where the owner keeps the memory's address and size at any moment; null: not to be watched.
   const std::uintptr_t* address = nullptr;
   const std::uint64_t* size = nullptr;
@@ -44,7 +46,7 @@ struct LiveExtent {
 /// How much of the live memory is read a second time, to see that it did not change meanwhile.
 enum class VerifySource : std::uint8_t {
   kOff,
-  kSample,  ///< One extent in 16; all of them within 16 saves.
+  kSample,  ///< One extent in 16 at least; all of them within 16 saves.
   kFull,
 };
 
@@ -73,17 +75,19 @@ class MemoryGate {
   [[nodiscard]] std::span<const std::byte> Source(const layout::Extent& extent, std::uint64_t at,
                                                   std::uint64_t length) const;
   /// The block that was claimed is read. in_place: the device still reads it. digests are those of
-  /// the whole stream so far, and stay valid until the attempt ends.
+  /// the whole stream so far.
   void Filled(std::span<const layout::RecordDigest> digests, bool in_place);
-  /// True when the bytes of the claimed block up to end are still where the stream says.
-  [[nodiscard]] bool InPlace(std::uint64_t end) const;
+  /// True when the bytes of the claimed block are still where the stream says.
+  [[nodiscard]] bool InPlace() const;
   /// True when all that keeps the owner waiting is in-place writes in flight.
   [[nodiscard]] bool InPlaceOnly() const;
   /// No in-place write is in flight any more.
   void InPlaceDone();
-  /// The attempt is over, for good or ill; digests are forgotten. After the last one the owner is
-  /// let go in any case.
-  void End(bool last);
+  /// The attempt reads nothing more, for good or ill, and nothing of it is in flight. Waits for
+  /// owners who look at the memory.
+  void End();
+  /// The last attempt is over: the owner is let go in any case. May be called again.
+  void Close();
 
   // The owner's side.
 
@@ -91,7 +95,9 @@ class MemoryGate {
   /// what the writer has not reached, as far as there is spare memory. False: the time is over.
   [[nodiscard]] bool WaitReleased(Clock::time_point deadline, bool capture);
   [[nodiscard]] bool released() const;
-  /// Gives the memory back at once; the save fails with this error unless it was released before.
+  /// Gives the memory back without waiting for the device: only for whoever copies or compares a
+  /// block at this moment. The save fails with this error unless its stream was written already. A
+  /// write in flight may still read the memory, for a file that is thrown away.
   void Abandon(Error error);
   /// Reads all of these extents (indices into Setting::live) again, as far as they were read from
   /// live memory, and compares. To be called after the release, before anything is changed. False:
@@ -103,6 +109,8 @@ class MemoryGate {
   [[nodiscard]] std::uint64_t captured_bytes() const;
 
  private:
+  using Lock = std::unique_lock<std::mutex>;
+
   struct Chunk {
     std::uint64_t begin = 0;  // in the stream
     std::span<const std::byte> bytes;
@@ -111,36 +119,49 @@ class MemoryGate {
   struct Read {
     std::uint64_t length = 0;  // of its first bytes
     std::uint32_t crc = 0;
+    std::optional<std::uint32_t> whole;  // the CRC of all of it, in this attempt or an earlier one
+  };
+  struct Room {  // what CaptureChunk copies
+    std::size_t live = 0;
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
   };
 
-  [[nodiscard]] const layout::Extent& ExtentOf(const LiveExtent& live) const;
+  [[nodiscard]] const layout::Extent& ExtentOf(std::size_t live) const;
   [[nodiscard]] std::size_t FirstLiveFrom(std::uint64_t offset) const;
+  [[nodiscard]] std::size_t FirstLiveAt(std::uint64_t offset) const;
   [[nodiscard]] std::uint64_t LiveEnd() const;
-  [[nodiscard]] bool Unmoved(const LiveExtent& live) const;
+  [[nodiscard]] bool Unmoved(std::size_t live) const;
   [[nodiscard]] bool Sampled(std::size_t live) const;
-  [[nodiscard]] bool Same(std::size_t live) const;
-  void Changed(const LiveExtent& live, std::string_view detail);
-  bool CaptureChunk(std::unique_lock<std::mutex>& lock);
-  void NoteRead();
-  void ReleaseIfDone();
-  void VerifySample();
+  [[nodiscard]] bool Same(std::size_t live, const Read& read) const;
+  void Changed(std::size_t live, std::string detail);
+  [[nodiscard]] std::optional<Room> FindRoom() const;
+  bool CaptureChunk(Lock& lock);
+  void NoteRead(std::size_t live, std::uint32_t crc);
+  void ReleaseIfDone(Lock& lock);
+  void VerifySample(Lock& lock);
 
   const layout::Stream& stream_;
   const Setting setting_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::uint64_t claimed_ = 0;
+  std::uint64_t claimed_ = 0;      // live memory before this is or was read where it lies
+  std::uint64_t block_begin_ = 0;  // of the block at work
+  std::uint64_t block_end_ = 0;
   std::uint64_t captured_from_;
   std::vector<Chunk> chunks_;  // descending
   std::uint64_t spare_used_ = 0;
   std::uint64_t captured_bytes_ = 0;
-  std::span<const layout::RecordDigest> digests_;
-  std::vector<Read> read_;  // of each live extent; filled at the release
-  bool filling_ = false;
-  bool in_place_ = false;
-  bool capturing_ = false;
+  std::vector<Read> read_;  // of each live extent
+  bool filling_ = false;    // the writer reads live memory
+  bool in_place_ = false;   // the device does
+  bool capturing_ = false;  // an owner copies some
+  bool verifying_ = false;  // somebody reads it again; then nobody else does
+  bool ending_ = false;     // nobody shall begin to copy
   bool released_ = false;
+  bool closed_ = false;
   std::optional<Error> error_;
+  std::atomic<bool> failed_ = false;  // error_ is there, for whoever verifies
 };
 
 }  // namespace fastpersist::pipeline

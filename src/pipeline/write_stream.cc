@@ -76,7 +76,7 @@ class Walk {
     if (gate_ != nullptr) {
       if (auto claimed = gate_->Claim(write.offset + write.length); !claimed) return Stop(claimed);
       // What its owner captured is not where it was.
-      in_place = in_place && gate_->InPlace(write.offset + write.length);
+      in_place = in_place && gate_->InPlace();
     }
     const auto buffer = staging_.subspan(*slot * block_bytes_, block_bytes_);
     const auto bytes = Prepare(write, in_place, buffer, filler_);
@@ -121,6 +121,8 @@ WriteOutcome WriteStream(const layout::Stream& stream, const plan::WritePlan& pl
   Walk walk(stream, queue, staging, block_bytes, gate, outcome);
   if (auto done = walk.Run(plan); !done) outcome.error = std::move(done.error());
   walk.Finish();
+  queue.Settle();
+  if (gate != nullptr) gate->End();
   outcome.engine_failed = queue.engine_failed() && !outcome.pull_failed;
   outcome.writes_lost = queue.writes_lost();
   outcome.left_direct = queue.left_direct();

@@ -26,14 +26,14 @@ struct WriteOutcome {
   bool pull_failed = false;    ///< The error is that of a pull: the source's, not the file's.
   std::string left_direct;     ///< Why direct I/O was left on the way; empty if it was not.
   std::vector<layout::RecordDigest> digests;  ///< Of the records, as far as they were filled.
-  std::uint32_t crc = 0;                      ///< Of the whole stream; 0 unless a gate was given.
+  std::uint32_t crc = 0;                      ///< Of all that was filled; 0 without a gate.
   double fill_seconds = 0;
   double write_seconds = 0;  ///< Submitting and waiting.
 };
 
-/// Writes the whole stream by the plan. gate: null, or the one that the memory is read through; it
-/// is asked before each block, and released as soon as the memory is read and no in-place write of
-/// it is in flight.  staging holds at least one buffer of block_bytes; its
+/// Writes the whole stream by the plan. gate: null, or the one that the memory is read through,
+/// begun; it is asked before each block, released as soon as the memory is read and no in-place
+/// write of it is in flight, and ended. staging holds at least one buffer of block_bytes; its
 /// number of buffers is the number of writes pending or in flight. The engine may be exchanged for
 /// the buffered one on the way. On return nothing is in flight, unless even reaping failed.
 [[nodiscard]] WriteOutcome WriteStream(const layout::Stream& stream, const plan::WritePlan& plan,
