@@ -10,7 +10,7 @@ namespace fastpersist::file {
 namespace {
 
 // Younger than the C library's headers: the same number on every architecture.
-constexpr long kCachestat = 451;
+constexpr int kCachestat = 451;
 constexpr std::uint64_t kPage = 4096;
 
 struct Range {

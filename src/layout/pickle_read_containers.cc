@@ -114,9 +114,8 @@ bool Dup(Machine& machine) {
 bool TakeNumberLine(Machine& machine, std::uint64_t& number) {
   std::string_view line;
   if (!machine.TakeLine(line)) return false;
-  const char* end = line.data() + line.size();
-  const auto parsed = std::from_chars(line.data(), end, number);
-  if (parsed.ec != std::errc{} || parsed.ptr != end) return machine.Fail("it is no number");
+  const auto parsed = std::from_chars(line.begin(), line.end(), number);
+  if (parsed.ec != std::errc{} || parsed.ptr != line.end()) return machine.Fail("it is no number");
   return true;
 }
 

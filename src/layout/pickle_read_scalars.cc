@@ -121,9 +121,8 @@ bool FloatLine(Machine& machine) {
   std::string_view line;
   if (!machine.TakeLine(line)) return false;
   double value = 0;
-  const char* end = line.data() + line.size();
-  const auto parsed = std::from_chars(line.data(), end, value);
-  if (parsed.ec != std::errc{} || parsed.ptr != end) return machine.Fail("it is no number");
+  const auto parsed = std::from_chars(line.begin(), line.end(), value);
+  if (parsed.ec != std::errc{} || parsed.ptr != line.end()) return machine.Fail("it is no number");
   return PushFloat(machine, value);
 }
 

@@ -23,8 +23,8 @@ struct SafetensorsEntry {
   std::string name;   ///< UTF-8.
   std::string dtype;  ///< As in the header: "F32", "BF16", ...
   std::vector<std::int64_t> shape;
-  std::span<const std::byte> body;        ///< Must outlive the stream.
-  std::optional<PulledBody> pulled = {};  ///< In place of body.
+  std::span<const std::byte> body;   ///< Must outlive the stream.
+  std::optional<PulledBody> pulled;  ///< In place of body.
 
   [[nodiscard]] std::uint64_t size() const { return pulled ? pulled->length : body.size(); }
 };
