@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every wait and every copy happens without the GIL. C++ threads never take it: what belongs to
-// Python (the storages that are read) is held by Python until a ticket is done.
+// Python (the storages that are read) is held by Python until a ticket is done, and references to
+// Python objects that C++ held are dropped by the next caller that has it.
 #include "overlap.h"
 
 #include <fcntl.h>
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -93,6 +95,43 @@ class CapturePool {
   std::uint64_t used_ = 0;
 };
 
+// References to Python objects that C++ needs no longer. Whoever drops one must have the GIL, and a
+// thread that writes may hold a lock for which somebody waits who has it.
+class Released {
+ public:
+  void Add(PyObject* object) {
+    const std::scoped_lock lock(mutex_);
+    objects_.push_back(object);
+  }
+  // Precondition: the caller has the GIL.
+  void Drop() {
+    std::vector<PyObject*> objects;
+    {
+      const std::scoped_lock lock(mutex_);
+      objects.swap(objects_);
+    }
+    for (PyObject* const object : objects) Py_DECREF(object);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<PyObject*> objects_;
+};
+
+Released& TheReleased() {
+  // Never destroyed: threads may write to the very end of the process.
+  static auto* const released = new Released;
+  return *released;
+}
+
+// Shares the C++ side of a Python object with threads that never take the GIL.
+template <class T>
+std::shared_ptr<T> Share(nb::object object) {
+  T* const shared = nb::cast<T*>(object);
+  PyObject* const owner = object.release().ptr();
+  return {shared, [owner](const T*) { TheReleased().Add(owner); }};
+}
+
 std::optional<StorageLayout>& LearntLayout() {
   static std::optional<StorageLayout> layout;
   return layout;
@@ -117,7 +156,7 @@ std::pair<std::uintptr_t, std::uint64_t> PeekStorage(std::uintptr_t identity) {
 // (record, name for messages, identity of the storage or 0)
 using LiveTuple = std::tuple<std::uint32_t, std::string, std::uintptr_t>;
 // (file name, stream, live records)
-using StreamTuple = std::tuple<std::string, std::shared_ptr<Stream>, std::vector<LiveTuple>>;
+using StreamTuple = std::tuple<std::string, nb::object, std::vector<LiveTuple>>;
 
 std::vector<pipeline::LiveExtent> LiveExtents(const Stream& stream,
                                               const std::vector<LiveTuple>& live) {
@@ -199,10 +238,13 @@ class PyWriter {
   std::shared_ptr<CheckpointTicket> Submit(std::uint64_t step,
                                            const std::vector<StreamTuple>& streams,
                                            const std::string& metadata, const std::string& verify,
-                                           std::uint64_t turn, std::shared_ptr<CapturePool> spare) {
+                                           std::uint64_t turn, const nb::object& pool) {
     if (!writer_) throw nb::value_error("the writer is closed");
+    TheReleased().Drop();
+    const auto spare = Share<CapturePool>(pool);
     checkpoint::CheckpointRequest request{.step = step, .metadata = metadata, .verdict = true};
-    for (const auto& [name, stream, live] : streams) {
+    for (const auto& [name, object, live] : streams) {
+      const auto stream = Share<Stream>(object);
       checkpoint::CheckpointStream& added = request.streams.emplace_back();
       added.name = name;
       added.stream = stream;
@@ -218,8 +260,8 @@ class PyWriter {
 
   // Waits for what was submitted.
   void Close() {
-    const nb::gil_scoped_release unlocked;
-    writer_.reset();
+    Unlocked([this] { writer_.reset(); });
+    TheReleased().Drop();
   }
 
  private:
@@ -244,7 +286,9 @@ void BindTicket(nb::module_& m) {
       .def_prop_ro("step", &CheckpointTicket::step)
       .def_prop_ro("bytes", &CheckpointTicket::bytes)
       .def_prop_ro("written", &CheckpointTicket::written)
-      .def_prop_ro("released", &CheckpointTicket::released)
+      .def_prop_ro(
+          "released",
+          [](CheckpointTicket& ticket) { return Unlocked([&] { return ticket.released(); }); })
       .def_prop_ro("done", &CheckpointTicket::done)
       .def(
           "wait_released",
@@ -270,7 +314,7 @@ void BindTicket(nb::module_& m) {
               const std::string& advice) { ticket.Reject(GivenUp(code, detail, advice)); })
       .def("abandon",
            [](CheckpointTicket& ticket, const std::string& detail, const std::string& advice) {
-             ticket.Abandon(GivenUp("abandoned", detail, advice));
+             Unlocked([&] { ticket.Abandon(GivenUp("abandoned", detail, advice)); });
            })
       .def("still_the_same",
            [](CheckpointTicket& ticket, const std::vector<std::size_t>& live) {
@@ -278,6 +322,7 @@ void BindTicket(nb::module_& m) {
            })
       .def("result", [](CheckpointTicket& ticket) {
         if (!ticket.done()) throw nb::value_error("the save is not done");
+        TheReleased().Drop();
         if (!ticket.result()) Raise(ticket.result().error());
         return ResultDict(*ticket.result());
       });
