@@ -26,14 +26,13 @@ std::unexpected<Error> Refused(const Root& root, const std::string& generation,
                                .detail = std::move(detail)});
 }
 
-bool IsThere(int directory, const char* name, const file::FileOps& files) {
+Result<bool> IsThere(int directory, const std::string& path, const char* name,
+                     const file::FileOps& files) {
   struct stat info{};
-  return files.StatLink(directory, name, &info) >= 0;
-}
-
-bool IsAbsent(int directory, const file::FileOps& files) {
-  struct stat info{};
-  return files.StatLink(directory, kManifestName, &info) == -ENOENT;
+  const int found = files.StatLink(directory, name, &info);
+  if (found == -ENOENT) return false;
+  if (found < 0) return std::unexpected(StorageError("look at", path + '/' + name, -found));
+  return true;
 }
 
 // Names of the parts, from a manifest under either of its names; none from a damaged one, whose
@@ -52,12 +51,10 @@ Result<std::set<std::string>> PartsOf(int directory, const std::string& path, co
   return parts;
 }
 
-// Step 1, unless it was done before.
+// Step 1.
 Result<void> MakeRetired(int directory, const std::string& path, const file::FileOps& files) {
-  if (IsThere(directory, kManifestName, files)) {
-    if (const int renamed = files.Rename(directory, kManifestName, kRetiredName); renamed < 0) {
-      return std::unexpected(StorageError("rename", path + '/' + kManifestName, -renamed));
-    }
+  if (const int renamed = files.Rename(directory, kManifestName, kRetiredName); renamed < 0) {
+    return std::unexpected(StorageError("rename", path + '/' + kManifestName, -renamed));
   }
   std::string warning;
   if (const int synced = SyncDirectoryIfPossible(directory, warning, files); synced < 0) {
@@ -82,8 +79,11 @@ Result<bool> RemoveOne(const Root& root, const CatalogEntry& entry, const file::
   if (!owner) return std::unexpected(owner.error());
   if (!*owner || (*owner)->root != root.id()) return false;
   // A thread of this process may have committed it since the catalog was read.
-  if (entry.state == GenerationState::kUnfinished && !IsAbsent(directory.get(), files))
-    return false;
+  if (entry.state == GenerationState::kUnfinished) {
+    const auto committed = IsThere(directory.get(), path, kManifestName, files);
+    if (!committed) return std::unexpected(committed.error());
+    if (*committed) return false;
+  }
   const auto parts = PartsOf(directory.get(), path, kRetiredName, files);
   if (!parts) return std::unexpected(parts.error());
   const auto removed = RemoveFiles(root, entry.name, directory.get(), *parts, files);
@@ -133,13 +133,19 @@ Result<void> Retire(const Root& root, const std::string& generation, const file:
     return Refused(root, generation,
                    "it has no owner.json that says whose it is; remove it by hand");
   }
-  const bool manifest = IsThere(directory.get(), kManifestName, files);
-  if (!manifest && !IsThere(directory.get(), kRetiredName, files)) {
+  const auto manifest = IsThere(directory.get(), path, kManifestName, files);
+  if (!manifest) return std::unexpected(manifest.error());
+  const auto retired = IsThere(directory.get(), path, kRetiredName, files);
+  if (!retired) return std::unexpected(retired.error());
+  if (!*manifest && !*retired) {
     return Refused(root, generation, "it has no manifest: it is no checkpoint (yet)");
   }
-  const auto parts = PartsOf(directory.get(), path, manifest ? kManifestName : kRetiredName, files);
+  const auto parts =
+      PartsOf(directory.get(), path, *manifest ? kManifestName : kRetiredName, files);
   if (!parts) return std::unexpected(parts.error());
-  if (auto retired = MakeRetired(directory.get(), path, files); !retired) return retired;
+  if (*manifest) {
+    if (auto made = MakeRetired(directory.get(), path, files); !made) return made;
+  }
   const auto removed = RemoveFiles(root, generation, directory.get(), *parts, files);
   if (!removed) return std::unexpected(removed.error());
   return {};
