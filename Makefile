@@ -34,7 +34,7 @@ CTEST = $(patsubst %cmake,%ctest,$(CMAKE))
 
 .PHONY: help
 help:  ## List the targets (this text)
-	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'Options: PYTHON=interpreter (3.10 or newer)   PREFIX=folder for install ($(PREFIX))'
 	@echo "         CTEST_ARGS='-R engine'   PYTEST_ARGS='-k alias -x'   BENCH_ARGS='--quick --json out.json'"
@@ -107,10 +107,10 @@ fuzz-canary: setup build/fuzz/build.ninja  ## Show that the fuzzer finds a plant
 # --- Show and measure ---
 
 .PHONY: demo
-demo: build  ## Train a small GPT, save it with torch.save and fastpersist, compare, load, go on
+demo: build  ## Train a small GPT, kill it, resume it; compare what each checkpoint costs
 	$(VENV_PYTHON) examples/demo/demo.py $(DEMO_ARGS)
 
-.PHONY: bench bench-ram bench-load bench-load-ram bench-packages
+.PHONY: bench bench-ram bench-load bench-load-ram bench-overlap bench-overlap-ram bench-packages
 bench: build bench-packages  ## Compare saving with other writers and with the limit of this disk
 	$(VENV_PYTHON) -m bench.save $(BENCH_ARGS)
 
@@ -122,6 +122,12 @@ bench-load: build bench-packages  ## Compare loading with other loaders and with
 
 bench-load-ram: build bench-packages  ## The same on a loop device over RAM (root; made and removed)
 	$(VENV_PYTHON) -m bench.load --ram $(BENCH_ARGS)
+
+bench-overlap: build  ## Measure what a checkpoint after every training step costs on this disk
+	$(VENV_PYTHON) -m bench.overlap $(BENCH_ARGS)
+
+bench-overlap-ram: build  ## The same on a loop device over RAM (root; made and removed)
+	$(VENV_PYTHON) -m bench.overlap --ram $(BENCH_ARGS)
 
 bench-packages:
 	@PYTHON='$(PYTHON)' scripts/setup.sh bench

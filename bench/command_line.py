@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench.save and bench.load have in common on the command line and around a run."""
+"""What the benchmarks have in common on the command line and around a run."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ def work_directory(arguments: argparse.Namespace, files_bytes: int) -> Iterator[
 
 def prepare_outputs(arguments: argparse.Namespace) -> None:
     """Finds out now, not after ten minutes, what would keep the results from being written."""
-    for path in filter(None, (arguments.json, arguments.chart)):
+    for path in filter(
+        None, (arguments.json, arguments.chart, getattr(arguments, "timeline", None))
+    ):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

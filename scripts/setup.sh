@@ -22,7 +22,7 @@ readonly REQUIRED=(
 )
 # To measure, lint, sanitize and document. Without them the other targets still work.
 readonly TOOLS=(
-  fio clang-19 clang-tidy-19 clang-format-19 clang-tools-19 libclang-rt-19-dev
+  fio libtcmalloc-minimal4 clang-19 clang-tidy-19 clang-format-19 clang-tools-19 libclang-rt-19-dev
   gcovr strace doxygen graphviz shellcheck
 )
 # A package whose command works is not missing, wherever the command came from.
