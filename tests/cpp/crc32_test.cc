@@ -100,5 +100,27 @@ TEST(CopyAndCrc32, ContinuesFromTheCrcOfEarlierPieces) {
   EXPECT_EQ(crc, PlainCrc32(source.bytes()));
 }
 
+TEST(CombineCrc32, GivesTheCrcOfTheWholeWhereverItIsCut) {
+  const Seed seed;
+  Random random(seed.value());
+  const AlignedMemory memory(300);
+  memory.FillWithNoise(random);
+  const std::uint32_t whole = PlainCrc32(memory.bytes());
+  for (std::size_t at = 0; at <= memory.bytes().size(); ++at) {
+    const auto rest = memory.bytes().subspan(at);
+    EXPECT_EQ(CombineCrc32(Crc32(memory.bytes().first(at)), Crc32(rest), rest.size()), whole) << at;
+  }
+}
+
+TEST(CombineCrc32, CountsBytesBeyondFourGigabytes) {
+  // The CRC of zeros, doubled again and again, and that of the sum of two lengths.
+  const std::array<std::byte, 1> zero{};
+  std::uint32_t crc = Crc32(zero);
+  for (int i = 0; i < 33; ++i) crc = CombineCrc32(crc, crc, std::uint64_t{1} << i);
+  constexpr std::uint64_t kSize = std::uint64_t{1} << 33;
+  EXPECT_EQ(CombineCrc32(crc, Crc32(zero), 1), CombineCrc32(Crc32(zero), crc, kSize));
+  EXPECT_NE(CombineCrc32(CrcOf("a"), crc, kSize), CombineCrc32(CrcOf("a"), crc, 0));
+}
+
 }  // namespace
 }  // namespace fastpersist::base

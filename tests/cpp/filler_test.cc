@@ -15,6 +15,7 @@ namespace {
 
 using fastpersist::testing::Between;
 using fastpersist::testing::OnceIn;
+using fastpersist::testing::PlainCrc32;
 using fastpersist::testing::PlainRendering;
 using fastpersist::testing::Random;
 using fastpersist::testing::RandomTestStream;
@@ -48,7 +49,7 @@ TEST(Filler, GivesTheSameBytesAndDigestsHoweverTheStreamIsCut) {
     const std::uint64_t longest = OnceIn(random, 2) ? 50 : 20'000;
     const std::uint64_t size = made.stream.size();
     std::vector<std::byte> filled(expected.bytes);
-    Filler filler(made.stream);
+    Filler filler(made.stream, nullptr, /*whole_crc=*/true);
     while (filler.offset() < size) {
       const std::uint64_t at = filler.offset();
       const std::uint64_t passable = std::min(InMemoryFrom(made.stream, at), longest);
@@ -64,6 +65,46 @@ TEST(Filler, GivesTheSameBytesAndDigestsHoweverTheStreamIsCut) {
     }
     ASSERT_EQ(filled, expected.bytes) << "round " << round;
     ExpectDigests(filler.digests(), expected.digests);
+    ASSERT_EQ(filler.crc(), PlainCrc32(expected.bytes)) << "round " << round;
+  }
+}
+
+TEST(Filler, KnowsTheChecksumOfAllThatWasFilledAtEveryByte) {
+  TestStreamBuilder builder(1);
+  builder.Generated(3).Memory(9).Late(4).Pulled(5).GeneratedBody(2).LateBody(6).Memory(1).Memory(3);
+  builder.Late(2).Generated(1);
+  const TestStream made = std::move(builder).Finish();
+  const auto expected = RenderPlainly(made.stream).bytes;
+  Filler filler(made.stream, nullptr, /*whole_crc=*/true);
+  std::vector<std::byte> out(1);
+  for (std::size_t at = 0; at < expected.size(); ++at) {
+    EXPECT_EQ(filler.crc(), PlainCrc32(std::span(expected).first(at))) << at;
+    filler.Fill(out);
+  }
+  EXPECT_EQ(filler.crc(), PlainCrc32(expected));
+}
+
+TEST(Filler, KnowsTheChecksumOfAStreamWhoseRecordsAreInterrupted) {
+  const Seed seed;
+  Random random(seed.value());
+  std::vector<std::byte> bytes(60);
+  fastpersist::testing::FillWithNoise(bytes, random);
+  layout::StreamBuilder builder;
+  const std::span all(bytes);
+  builder.AddMemory(all.first(10), 0);
+  builder.AddGenerated(all.subspan(10, 10));
+  builder.AddMemory(all.subspan(20, 10), 0);  // record 0 goes on
+  builder.AddMemory(all.subspan(30, 10), 1);
+  builder.AddGenerated(all.subspan(40, 10), 0);
+  builder.AddMemory(all.subspan(50), 1);
+  const auto stream = std::move(builder).Finish(2, nullptr);
+  for (std::size_t piece = 1; piece <= bytes.size(); ++piece) {
+    Filler filler(stream, nullptr, /*whole_crc=*/true);
+    for (std::size_t at = 0; at < bytes.size(); at += piece) {
+      std::vector<std::byte> out(std::min(piece, bytes.size() - at));
+      filler.Fill(out);
+    }
+    EXPECT_EQ(filler.crc(), PlainCrc32(bytes)) << "pieces of " << piece;
   }
 }
 

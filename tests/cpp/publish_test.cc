@@ -274,5 +274,66 @@ TEST(PublishTest, ARegularFileThatCannotBeSyncedIsAFailure) {
   }
 }
 
+// A target in a directory of one's own.
+Target FreshTarget(const TemporaryDirectory& directory) {
+  auto target = ResolveTarget(directory / "state.pt", file::RealFileOps());
+  target->fresh = true;
+  return std::move(*target);
+}
+
+// As PublishNew, to a fresh target.
+Result<void> PublishFresh(const Target& target, const file::FileOps& files) {
+  const Options options;
+  auto publication = Publication::Begin(target, options, files);
+  if (!publication) return std::unexpected(publication.error());
+  if (auto done = publication->Preallocate(kNew.size(), 4096); !done) return done;
+  WriteThrough(*publication, kNew);
+  if (auto done = publication->Seal(kNew.size()); !done) return done;
+  std::string warning;
+  return publication->Publish(warning);
+}
+
+TEST(PublishTest, AFreshTargetIsMadeUnderItsNameAndItsDirectoryIsTheOwners) {
+  const TemporaryDirectory directory;
+  const testing::ScopedUmask umask(0027);
+  const Target target = FreshTarget(directory);
+  testing::OperationTrace trace;
+  const testing::RecordingFiles files(trace);
+  EXPECT_TRUE(PublishFresh(target, files));
+  EXPECT_THAT(KindsOf(trace), ElementsAre(Kind::kCreateTemporary, Kind::kPreallocate,
+                                          Kind::kTruncate, Kind::kSyncData, Kind::kFlushAsClose));
+  EXPECT_EQ(ReadFile(directory / "state.pt"), kNew);
+  EXPECT_EQ(testing::ModeOf(directory / "state.pt"), 0640U);
+}
+
+TEST(PublishTest, AFreshTargetNeverReplacesOrFollowsWhatIsThere) {
+  const TemporaryDirectory directory;
+  const Target target = FreshTarget(directory);
+  WriteFile(directory / "state.pt", "old");
+  auto published = PublishFresh(target, file::RealFileOps());
+  ASSERT_FALSE(published);
+  EXPECT_EQ(published.error().system_errno, EEXIST);
+  EXPECT_EQ(ReadFile(directory / "state.pt"), "old") << "nor is it removed";
+
+  ASSERT_EQ(::rename((directory / "state.pt").c_str(), (directory / "other").c_str()), 0);
+  ASSERT_EQ(::symlink("other", (directory / "state.pt").c_str()), 0);
+  published = PublishFresh(target, file::RealFileOps());
+  ASSERT_FALSE(published);
+  EXPECT_EQ(ReadFile(directory / "other"), "old");
+  EXPECT_THAT(directory.names(), ElementsAre("other", "state.pt"));
+}
+
+TEST(PublishTest, AFreshTargetThatFailsIsRemoved) {
+  for (const Kind kind :
+       {Kind::kPreallocate, Kind::kTruncate, Kind::kSyncData, Kind::kFlushAsClose}) {
+    const TemporaryDirectory directory;
+    const Target target = FreshTarget(directory);
+    const FaultyFiles files({{.kind = kind, .system_errno = EIO}});
+    EXPECT_FALSE(PublishFresh(target, files));
+    EXPECT_THAT(directory.names(), IsEmpty());
+    EXPECT_TRUE(PublishFresh(target, files)) << "the name is free for another attempt";
+  }
+}
+
 }  // namespace
 }  // namespace fastpersist::commit
