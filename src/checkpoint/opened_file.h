@@ -53,10 +53,10 @@ class OpenedFile {
   [[nodiscard]] Result<Verification> Verify(const Options& options, const Progress& progress);
 
  private:
-  OpenedFile(file::InputFile file, layout::Contents contents, const Environment& environment)
+  OpenedFile(file::InputFile file, layout::Contents contents, Environment environment)
       : file_(std::move(file)),
         contents_(std::make_shared<const layout::Contents>(std::move(contents))),
-        environment_(environment) {}
+        environment_(std::move(environment)) {}
 
   // Makes the checks, with the deliveries, for some contents.
   using MakeChecks = std::function<pipeline::RangeChecker::Plan(const layout::Contents& contents)>;

@@ -181,7 +181,7 @@ bool IsJsonObject(const std::string& text) {
 std::string WhatIsWrong(const Manifest& manifest) {
   if (manifest.version == 0 || manifest.reader_version == 0) return "the version is 0";
   if (!IsPlainName(manifest.generation)) return "generation is no name of a directory";
-  if (const std::string name = FirstRepeated(manifest); !name.empty()) {
+  if (std::string name = FirstRepeated(manifest); !name.empty()) {
     return fmt::format("'{}' appears twice", name);
   }
   if (!IsJsonObject(manifest.metadata)) return "metadata is no JSON object of moderate depth";

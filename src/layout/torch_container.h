@@ -25,7 +25,7 @@ struct Record {
   /// The body. It must outlive the stream when in_memory, otherwise it is copied into it.
   std::span<const std::byte> body;
   bool in_memory = false;
-  std::optional<PulledBody> pulled = {};  ///< In place of body.
+  std::optional<PulledBody> pulled;  ///< In place of body.
 
   [[nodiscard]] std::uint64_t size() const { return pulled ? pulled->length : body.size(); }
 };
@@ -37,7 +37,7 @@ struct TorchContainerOptions {
 
 /// Lays the records out. Errors: kInvalidArgument for an empty prefix, an alignment that is not a
 /// power of two up to 32768, a duplicate record name, or a name that does not fit.
-[[nodiscard]] Result<Stream> LayOutTorchContainer(std::span<const Record> records,
+[[nodiscard]] Result<Stream> LayOutTorchContainer(std::span<const Record> given,
                                                   const TorchContainerOptions& options);
 
 /// The archive prefix that torch derives from a path as the user gave it: the base name up to its

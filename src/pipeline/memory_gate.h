@@ -57,8 +57,8 @@ class MemoryGate {
   struct Setting {
     std::vector<LiveExtent> live;  ///< In stream order.
     VerifySource verify = VerifySource::kSample;
-    std::uint64_t turn = 0;           ///< Number of the save: decides which sample.
-    std::span<std::byte> spare = {};  ///< Memory for captures; as much as may be captured.
+    std::uint64_t turn = 0;      ///< Number of the save: decides which sample.
+    std::span<std::byte> spare;  ///< Memory for captures; as much as may be captured.
   };
 
   /// The stream and the spare memory must outlive the gate.
