@@ -8,24 +8,24 @@ parameters or the state of attached optimizers, or to weights that were declared
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
+from fastpersist import _wait_point
 from fastpersist._errors import ArgumentError
 
 SMALL = 16 << 10
 """Bytes. Shorter storages are copied at once: a witness for each would cost more."""
 
 
-@dataclasses.dataclass(slots=True)
-class Owned:
+class Owned(NamedTuple):
     """One tensor that is attached, as it was when the save began."""
 
     tensor: torch.Tensor
+    storage: Any
     address: int
     bytes: int
     version: int | None
@@ -46,28 +46,24 @@ class Attached:
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._frozen: list[weakref.ref[torch.nn.Module]] = []
 
-    def add_optimizer(self, optimizer: Any) -> torch.optim.Optimizer:
-        """Raises ArgumentError for what has no step that can be hooked. Returns torch's own."""
+    def add_optimizer(self, optimizer: Any) -> torch.optim.Optimizer | None:
+        """Raises ArgumentError for what has no step that can be hooked. Returns torch's own
+        optimizer; None if it is attached already."""
         inner = unwrap(optimizer)
-        if not isinstance(inner, torch.optim.Optimizer) or not _is_hooked(inner):
+        if not isinstance(inner, torch.optim.Optimizer) or not _wait_point.is_hooked(inner):
             raise ArgumentError(
                 f"attach failed: {type(optimizer).__name__} does not step through "
                 "torch.optim.Optimizer, so that nothing could make it wait; do not attach it: its "
                 "state is then copied when save() is called"
             )
-        if not any(known() is inner for known in self._optimizers):
-            self._optimizers.append(weakref.ref(inner))
+        if any(known() is inner for known in self._optimizers):
+            return None
+        self._optimizers.append(weakref.ref(inner))
         return inner
 
     def add_frozen(self, module: torch.nn.Module) -> None:
         if not any(known() is module for known in self._frozen):
             self._frozen.append(weakref.ref(module))
-
-    def __bool__(self) -> bool:
-        return bool(self._optimizers or self._frozen)
-
-    def has(self, optimizer: torch.optim.Optimizer) -> bool:
-        return any(known() is optimizer for known in self._optimizers)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         for reference in self._optimizers:
@@ -82,59 +78,73 @@ class Attached:
         """All of it that lies densely in host memory of this process alone."""
         found = []
         for tensor in self.tensors():
-            if tensor.device.type != "cpu" or not _is_dense(tensor):
+            try:
+                size = tensor.nbytes
+                if size < SMALL or not tensor.is_cpu or not _is_dense(tensor):
+                    continue
+                storage, address = tensor.untyped_storage(), tensor.data_ptr()
+                # Other processes do not ask before they write.
+                if address == 0 or storage.is_shared():
+                    continue
+                version = None if tensor.is_inference() else int(tensor._version)
+                found.append(Owned(tensor, storage, address, size, version))
+            except (RuntimeError, TypeError):  # a subclass without memory of its own
                 continue
-            size = tensor.numel() * tensor.element_size()
-            if size < SMALL:
-                continue
-            found.append(Owned(tensor, tensor.data_ptr(), size, _version(tensor)))
         return found
 
 
 class Ranges:
-    """Which addresses are owned. For the records of one save."""
+    """Which addresses belong to something."""
 
-    def __init__(self, owned: list[Owned]) -> None:
-        self._at: dict[int, Owned] = {item.address: item for item in owned}
-        self._sorted: list[tuple[int, int]] | None = None
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """ranges: (address, bytes)"""
+        self._bytes: dict[int, int] = {}
+        for address, size in ranges:
+            if size > self._bytes.get(address, 0):
+                self._bytes[address] = size
+        self._united: list[tuple[int, int]] | None = None
 
     def whole(self, address: int, size: int) -> bool:
-        """Every byte is owned."""
-        one = self._at.get(address)
-        if one is not None and one.bytes >= size:
+        """Every byte does."""
+        if self._bytes.get(address, -1) >= size:
             return True
-        if self._sorted is None:
-            self._sorted = _united(self._at.values())
-        index = bisect.bisect_right(self._sorted, (address, 2**64)) - 1
-        return index >= 0 and address + size <= self._sorted[index][1]
+        before = self._last_begin_until(address)
+        return before is not None and address + size <= before[1]
+
+    def meets(self, address: int, size: int) -> bool:
+        """At least one byte does."""
+        before = self._last_begin_until(address + size - 1)
+        return size > 0 and before is not None and address < before[1]
+
+    def _last_begin_until(self, address: int) -> tuple[int, int] | None:
+        if self._united is None:
+            self._united = _unite(self._bytes)
+        index = bisect.bisect_right(self._united, (address, 2**64)) - 1
+        return self._united[index] if index >= 0 else None
 
 
-def _united(owned: Any) -> list[tuple[int, int]]:
+def _unite(bytes_at: dict[int, int]) -> list[tuple[int, int]]:
     """Disjoint ranges (begin, end), in order."""
     ranges: list[tuple[int, int]] = []
-    for begin, end in sorted((item.address, item.address + item.bytes) for item in owned):
+    for begin, size in sorted(bytes_at.items()):
         if ranges and begin <= ranges[-1][1]:
-            ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
+            ranges[-1] = (ranges[-1][0], max(begin + size, ranges[-1][1]))
         else:
-            ranges.append((begin, end))
+            ranges.append((begin, begin + size))
     return ranges
 
 
 def unwrap(optimizer: Any) -> Any:
-    """The torch optimizer inside a wrapper (accelerate's never ran Optimizer.__init__)."""
+    """The torch optimizer inside a wrapper that is an Optimizer itself (accelerate's, which never
+    ran Optimizer.__init__; Lightning's). What else has an `optimizer` may do more than step it."""
     for _ in range(8):
         inner = getattr(optimizer, "optimizer", None)
-        if not isinstance(inner, torch.optim.Optimizer) or inner is optimizer:
-            return optimizer
+        if not isinstance(optimizer, torch.optim.Optimizer) or inner is optimizer:
+            break
+        if not isinstance(inner, torch.optim.Optimizer):
+            break
         optimizer = inner
     return optimizer
-
-
-def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:
-    """torch wraps the step of every optimizer that ran Optimizer.__init__."""
-    return "_optimizer_step_pre_hooks" in vars(optimizer) and bool(
-        getattr(type(optimizer).step, "hooked", False)
-    )
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -172,7 +182,3 @@ def _is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= length
     return True
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else int(tensor._version)

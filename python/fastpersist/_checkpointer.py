@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Checkpointer`: checkpoints of a training run, written while training goes on.
 
-This is the public face. Saving is in _saver.py, restoring in _recovery.py, and what happens when the
-process ends in _life.py.
+This is the public face. Saving is in _saver.py, restoring in _recovery.py, and what happens when
+the process ends in _life.py.
 """
 
 from __future__ import annotations
 
 import os
+import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastpersist import _core, _life, _log
-from fastpersist._errors import (
-    ArgumentError,
-    Error,
-    ForkedError,
-    NotFoundError,
-)
+from fastpersist import _arguments, _core, _life, _log
+from fastpersist._errors import Error, ForkedError, NotFoundError
 from fastpersist._options import Options
 
 if TYPE_CHECKING:
@@ -53,7 +50,7 @@ class Checkpointer:
         keep_last: how many checkpoints stay; None keeps all.
         keep_every: steps divisible by it stay besides.
         memory: bytes of host memory for everything: staging buffers, and copies of what is not
-            attached. Default 512 MiB. It is touched as it is needed, and kept.
+            attached. At least 1 MiB; default 512 MiB. It is touched as it is needed, and kept.
         in_flight: "wait" for an earlier save, or "refuse" (SaveInFlightError).
         wait_timeout: seconds that training waits for the storage at most; then the save is given up
             and training goes on.
@@ -91,15 +88,19 @@ class Checkpointer:
         on_error: str = "warn",
         options: Options | None = None,
     ) -> None:
-        from fastpersist._saver import Saver
+        from fastpersist import _saver
 
-        _check_word("in_flight", in_flight, ("wait", "refuse"))
-        _check_word("verify_source", verify_source, ("off", "sample", "full"))
-        _check_word("on_error", on_error, ("warn", "raise"))
-        _check_count("keep_last", keep_last, 1)
-        _check_count("keep_every", keep_every, 1)
-        _check_count("memory", memory, 1)
-        options = Options() if options is None else options
+        _arguments.check_word("in_flight", in_flight, ("wait", "refuse"))
+        _arguments.check_word("verify_source", verify_source, ("off", "sample", "full"))
+        _arguments.check_word("on_error", on_error, ("warn", "raise"))
+        _arguments.check_count("keep_last", keep_last, 1)
+        _arguments.check_count("keep_every", keep_every, 1)
+        _arguments.check_count("memory", memory, _saver.LEAST_MEMORY)
+        _arguments.check_seconds("wait_timeout", wait_timeout)
+        _arguments.check_seconds("commit_timeout", commit_timeout)
+        _arguments.check_seconds("drain_timeout", drain_timeout)
+        memory = DEFAULT_MEMORY if memory is None else memory
+        options = _saver.settled_options(Options() if options is None else options, memory)
         self.directory = Path(root)
         self.drain_timeout = float(drain_timeout)
         self.handles_signals = handle_signals
@@ -109,12 +110,12 @@ class Checkpointer:
         if self._root.lock_warning:
             _log.warn_once(self._root.lock_warning)
         self._tidy()
-        self._saver = Saver(
+        self._saver = _saver.Saver(
             self._root,
             options,
             keep_last=keep_last,
             keep_every=keep_every,
-            memory=DEFAULT_MEMORY if memory is None else memory,
+            memory=memory,
             refuse=in_flight == "refuse",
             wait_timeout=float(wait_timeout),
             commit_timeout=float(commit_timeout),
@@ -149,12 +150,19 @@ class Checkpointer:
 
         self._check_usable("attach")
         _wait_point.install()
+        saver = weakref.ref(self._saver)
+
+        def before_loading(*_: Any) -> None:
+            if (alive := saver()) is not None:
+                alive.before_loading()
+
         if optimizer is not None:
             inner = self._saver.attached.add_optimizer(optimizer)
-            inner.register_load_state_dict_pre_hook(lambda *_: self._saver.before_loading())
+            if inner is not None:
+                inner.register_load_state_dict_pre_hook(before_loading)
         if model is not None:
             hook: Any = model._register_load_state_dict_pre_hook  # public from torch 2.5 on
-            hook(lambda *_: self._saver.before_loading())
+            hook(before_loading)
         if frozen is not None:
             self._saver.attached.add_frozen(frozen)
 
@@ -169,7 +177,7 @@ class Checkpointer:
         """Starts to save, and returns when the state may be changed as far as it is not attached.
 
         Args:
-            step: number of the step, 0 or more. Saving a step again replaces it.
+            step: number of the step, an integer from 0 on. Saving a step again replaces it.
             state: anything that torch.save takes, mostly a dict of state_dicts.
             per_rank: what belongs to this process, such as `rng_state()`.
             metadata: values that JSON can hold, for people and programs that look at checkpoints.
@@ -182,9 +190,7 @@ class Checkpointer:
             this one was started all the same, its ticket is the error's attribute `ticket`.
         """
         self._check_usable("save")
-        if type(step) is not int or not 0 <= step < 2**63:
-            raise ArgumentError(f"save failed: step {step!r} is no number from 0 on")
-        return self._saver.save(step, state, per_rank, metadata)
+        return self._saver.save(_arguments.step_number(step), state, per_rank, metadata, self)
 
     def wait_until_finished(self, timeout: float | None = None) -> None:
         """Waits for the save in flight. Raises what made it fail, and TimeoutError."""
@@ -197,9 +203,9 @@ class Checkpointer:
 
         Raises what made a save fail, if nobody was told yet.
         """
+        self._check_process("close")
         if self._closed:
             return
-        self._check_usable("close")
         self._saver.finish(timeout)
         self._let_go()
         self._saver.raise_undelivered()
@@ -208,17 +214,20 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if os.getpid() != self._pid:  # leaving the block is no use of it
+            return
         if kind is None:
             self.close()
             return
         try:
-            self.close(self.drain_timeout)
+            self.close(max(0.0, self.drain_deadline() - time.monotonic()))
         except Exception:  # the exception that is on its way says more
             _log.logger.exception("closing the checkpointer failed")
 
     @property
     def last_error(self) -> BaseException | None:
         """What made the last save fail; None if it did not."""
+        self._check_process("last_error")
         return self._saver.last_error
 
     # --- Looking and restoring ---
@@ -276,15 +285,15 @@ class Checkpointer:
         from fastpersist import _recovery
 
         self._check_usable("restore")
-        self._saver.before_loading()
-        wanted = None if default is _NOTHING else default
+        self._saver.settle()
         candidates = _recovery.candidates(self._root, self.directory, step, generation)
         if not candidates:
             if default is _NOTHING:
                 raise _not_found(self.directory, "there is no checkpoint")
-            return wanted
+            return default
+        own = None if per_rank is None else dict(per_rank)
         return _recovery.restore_first(
-            candidates, dict(targets), per_rank, strict, map_location, weights_only
+            candidates, dict(targets), own, strict, map_location, weights_only
         )
 
     def load(
@@ -301,6 +310,7 @@ class Checkpointer:
         from fastpersist import _recovery
 
         self._check_usable("load")
+        self._saver.settle()
         candidates = _recovery.candidates(self._root, self.directory, step)
         if not candidates:
             raise _not_found(self.directory, "there is no checkpoint")
@@ -320,13 +330,16 @@ class Checkpointer:
         return [entry for entry in self._root.catalog() if entry["state"] == "complete"]
 
     def _check_usable(self, what: str) -> None:
+        self._check_process(what)
+        if self._closed:
+            raise Error(f"{what} failed: the checkpointer is closed")
+
+    def _check_process(self, what: str) -> None:
         if os.getpid() != self._pid:
             raise ForkedError(
                 f"{what} failed: this process was forked from the one that made the checkpointer; "
                 "make a checkpointer of its own, with another directory"
             )
-        if self._closed:
-            raise Error(f"{what} failed: the checkpointer is closed")
 
     def _let_go(self) -> None:
         self._closed = True
@@ -340,13 +353,19 @@ class Checkpointer:
         """A save is on its way."""
         return self._saver.in_flight()
 
-    def close_at_exit(self) -> None:
+    def drain_deadline(self) -> float:
+        """When (time.monotonic) whoever ends the process no longer waits for it."""
+        return self._saver.drain_deadline(self.drain_timeout)
+
+    def close_at_exit(self) -> list[Any]:
+        """Waits until the deadline. What must never be destroyed, as a thread may still use it."""
         finished = self._saver.finish_or_give_up(self.drain_timeout)
-        try:
-            self._saver.raise_undelivered()
-        finally:
-            if finished:
-                self._let_go()
+        if finished:
+            self._let_go()
+        error = self._saver.undelivered()
+        if error is not None:
+            _log.logger.error("the last checkpoint before the exit was not saved: %s", error)
+        return [] if finished else [self, self._root, *self._saver.never_destroy()]
 
     def forget_in_child(self) -> list[Any]:
         return [self, self._root, *self._saver.forget_in_child()]
@@ -362,14 +381,3 @@ def _not_found(directory: Path, what: str) -> NotFoundError:
         None,
         "restore",
     )
-
-
-def _check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
-    if value not in words:
-        allowed = " or ".join(repr(word) for word in words)
-        raise ArgumentError(f"checkpointer failed: {name} {value!r} is not {allowed}")
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if value is not None and (type(value) is not int or value < least):
-        raise ArgumentError(f"checkpointer failed: {name} {value!r} is no number from {least} on")

@@ -6,6 +6,8 @@ The thread waits without the GIL and holds it for moments only.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import json
 import os
 import queue
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 _SLICE = 0.1
 """Seconds between two calls of `progress`."""
 _FAILURES_IN_A_ROW = 3
+_FAILURES_KEPT = 8
+"""Failures that wait to be told; all but the newest are in the log only."""
+
+
+class _Quit(Exception):
+    """The process ends."""
 
 
 class Follower:
@@ -40,22 +48,29 @@ class Follower:
         self._progress = progress
         self._raise = on_error == "raise"
         self._commit_timeout = commit_timeout
-        self._failed: list[Ticket] = []
+        self._failed: collections.deque[Ticket] = collections.deque(maxlen=_FAILURES_KEPT)
         self._in_a_row = 0
         self._last: tuple[int, int, int] | None = None
         self._totals = {"saves": 0, "failed": 0, "bytes": 0, "stall_seconds": 0.0}
-        self._queue: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._quitting = False
+        self.queue: queue.SimpleQueue[tuple[Ticket, Any] | None] = queue.SimpleQueue()
+        """What is to be followed, and whom to keep alive meanwhile. None ends the thread."""
         self._thread = threading.Thread(target=self._run, name="fastpersist", daemon=True)
         self._thread.start()
 
-    def add(self, ticket: Ticket) -> None:
-        self._queue.put(ticket)
-
     def stop(self) -> None:
         """Returns when everything that was added is done, callbacks included."""
-        self._queue.put(None)
-        if self._thread is not threading.current_thread():
+        self.queue.put(None)
+        if not self.is_this_thread():
             self._thread.join()
+
+    def quit(self) -> None:
+        """Ends the thread although a save is not done: nobody will be told of it any more."""
+        self._quitting = True
+        self.stop()
+
+    def is_this_thread(self) -> bool:
+        return threading.current_thread() is self._thread
 
     def due(self) -> BaseException | None:
         """What the next `save` has to raise."""
@@ -65,29 +80,37 @@ class Follower:
 
     def undelivered(self) -> BaseException | None:
         """The newest failure that nobody was told of; all are told of with it."""
-        failed, self._failed = self._failed, []
-        waiting = [ticket for ticket in failed if not ticket._delivered]
-        if not waiting:
+        newest: Ticket | None = None
+        with contextlib.suppress(IndexError):  # the thread may add while we take
+            while True:
+                ticket = self._failed.popleft()
+                newest = newest if ticket._delivered else ticket
+        if newest is None:
             return None
         self._in_a_row = 0
-        return waiting[-1]._take_error()
+        return newest._take_error()
 
     def _run(self) -> None:
-        while (ticket := self._queue.get()) is not None:
+        while (item := self.queue.get()) is not None and not self._quitting:
             try:
-                self._follow(ticket)
-            except Exception:  # a fault here must not leave tickets unanswered
-                _log.logger.exception("following the save of step %d failed", ticket.step)
-            del ticket
+                self._follow(item[0])
+            except _Quit:
+                return
+            except Exception as error:  # a fault here must not leave anybody waiting
+                _log.logger.exception("following the save of step %d failed", item[0].step)
+                item[0]._give_up(f"following it failed: {error!r}")
+                item[0]._finish(None, error)
+            del item
 
     def _follow(self, ticket: Ticket) -> None:
         source = ticket._source
         assert source is not None
-        self._while_waiting(ticket, lambda: source.core.wait_released(_SLICE, False))
+        core = source.core
+        self._while_waiting(ticket, lambda: core.wait_released(_SLICE, False))
         source.judge()
-        self._while_waiting(ticket, lambda: source.core.wait_written(_SLICE))
+        self._while_waiting(ticket, lambda: core.wait_written(_SLICE))
         written = time.monotonic()
-        self._while_waiting(ticket, lambda: source.core.wait_done(_SLICE), since=written)
+        self._while_waiting(ticket, lambda: core.wait_done(_SLICE), since=written)
         info, error = ticket._outcome()
         self._account(ticket, info, error)
         ticket._finish(info, error)
@@ -96,6 +119,8 @@ class Follower:
         self, ticket: Ticket, wait: Callable[[], bool], since: float | None = None
     ) -> None:
         while not wait():
+            if self._quitting:
+                raise _Quit
             self._tell_progress(ticket)
             if since is not None and time.monotonic() - since > self._commit_timeout:
                 _log.logger.warning(

@@ -25,25 +25,28 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SLICE = 0.05
 """Seconds. Between slices a second signal gets its turn."""
 
-_Handler = Callable[[int, types.FrameType | None], Any] | int | None
-
 
 class Draining(Protocol):
     """What has saves in flight."""
 
-    drain_timeout: float
     handles_signals: bool
 
     def in_flight(self) -> bool: ...
 
-    def close_at_exit(self) -> None: ...
+    def drain_deadline(self) -> float:
+        """When (time.monotonic) waiting for it ends."""
+
+    def close_at_exit(self) -> list[Any]:
+        """Waits until the deadline; what must never be destroyed after all."""
 
     def forget_in_child(self) -> list[Any]:
         """Marks it as unusable; what must never be destroyed in this process."""
 
 
+_Before = Callable[[int, types.FrameType | None], Any] | int
+
 _open: weakref.WeakSet[Draining] = weakref.WeakSet()
-_earlier: dict[int, _Handler] = {}
+_handlers: dict[int, _Handler] = {}
 _draining = False
 _registered = False
 
@@ -62,8 +65,36 @@ def opened(checkpointer: Draining) -> None:
 
 def closed(checkpointer: Draining) -> None:
     _open.discard(checkpointer)
-    if not any(other.handles_signals for other in _open):
+    if not any(other.handles_signals for other in list(_open)):
         _give_signals_back()
+
+
+class _Handler:
+    """Drains, then hands over. One for each time that a signal was taken: whoever installs a
+    handler that calls ours, as ours calls an earlier one, must not end in a circle."""
+
+    def __init__(self, number: int, before: _Before) -> None:
+        self._number = number
+        self._before = before
+
+    def __call__(self, number: int, frame: types.FrameType | None) -> Any:
+        global _draining
+        if not _draining:  # a second signal does not wait for the first one's drain
+            _draining = True
+            try:
+                _drain(signal.Signals(number).name)
+            finally:
+                _draining = False
+        if callable(self._before):
+            return self._before(number, frame)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        return None
+
+    def give_back(self) -> None:
+        # Somebody else's may be there by now; it may call ours, which then only hands over.
+        if signal.getsignal(self._number) is self:
+            signal.signal(self._number, self._before)
 
 
 def _take_signals() -> None:
@@ -72,47 +103,31 @@ def _take_signals() -> None:
         return
     for number in _SIGNALS:
         before = signal.getsignal(number)
-        if before is not _on_signal and before is not None:  # None: installed by C code, left alone
-            _earlier[number] = before
-            signal.signal(number, _on_signal)
+        # None: installed by C code, left alone. What is ignored stays so, in children too.
+        if before is None or before == signal.SIG_IGN or isinstance(before, _Handler):
+            continue
+        _handlers[number] = _Handler(number, before)
+        signal.signal(number, _handlers[number])
 
 
 def _give_signals_back() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
-    for number, before in list(_earlier.items()):
-        if signal.getsignal(number) is _on_signal:
-            signal.signal(number, before)
-        del _earlier[number]
-
-
-def _on_signal(number: int, frame: types.FrameType | None) -> Any:
-    global _draining
-    if not _draining:  # a second signal does not wait for the first one's drain
-        _draining = True
-        try:
-            _drain(signal.Signals(number).name)
-        finally:
-            _draining = False
-    before = _earlier.get(number, signal.SIG_DFL)
-    if callable(before):
-        return before(number, frame)
-    if before == signal.SIG_DFL:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    return None
+    for handler in _handlers.values():
+        handler.give_back()
+    _handlers.clear()
 
 
 def _drain(why: str) -> None:
     """Waits until nothing is in flight, or the time is over."""
-    busy = [one for one in list(_open) if one.handles_signals and one.in_flight()]
-    if not busy:
-        return
-    deadline = time.monotonic() + max(one.drain_timeout for one in busy)
-    while any(one.in_flight() for one in busy):
-        if time.monotonic() >= deadline:
+    busy = [one for one in list(_open) if one.handles_signals]
+    while busy := [one for one in busy if one.in_flight()]:
+        now = time.monotonic()
+        late = [one for one in busy if now >= one.drain_deadline()]
+        if late:
             _log(f"{why}: a save in flight was not finished in time; the last complete one stays")
-            return
+            busy = [one for one in busy if one not in late]
+            continue
         time.sleep(_SLICE)
 
 
@@ -123,9 +138,13 @@ def _log(message: str) -> None:
 
 
 def _at_exit() -> None:
-    for checkpointer in list(_open):
+    still_open = list(_open)
+    for checkpointer in still_open:
+        checkpointer.drain_deadline()  # begins now for all of them
+    for checkpointer in still_open:
         try:
-            checkpointer.close_at_exit()
+            for thing in checkpointer.close_at_exit():
+                _core.keep_forever(thing)
         except Exception:
             logger.exception("closing a checkpointer at the exit of the interpreter failed")
 
@@ -136,7 +155,7 @@ def _in_child() -> None:
         for thing in checkpointer.forget_in_child():
             _core.keep_forever(thing)
     _open.clear()
-    for number, before in list(_earlier.items()):
-        if signal.getsignal(number) is _on_signal:
-            signal.signal(number, before)
-    _earlier.clear()
+    with contextlib.suppress(ValueError):  # a thread that may not: its signals are as they were
+        for handler in _handlers.values():
+            handler.give_back()
+    _handlers.clear()

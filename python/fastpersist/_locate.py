@@ -45,13 +45,17 @@ def walk(obj: Any, place: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]
         yield place, obj
 
 
-def storage_name(obj: Any, address: int) -> str:
-    """The first tensor in obj whose storage begins at that address."""
+def storage_place(obj: Any, identity: int, address: int) -> str | None:
+    """Of the first tensor in obj with that storage (torch's _cdata), or whose storage begins at
+    that address."""
     for place, leaf in walk(obj):
         storage = getattr(leaf, "untyped_storage", None)
         try:
-            if storage is not None and storage().data_ptr() == address:
-                return f"the tensor {place}"
+            if storage is None:
+                continue
+            found = storage()
+            if found._cdata == identity or found.data_ptr() == address:
+                return place
         except Exception:  # tensors without a storage cannot be meant
             continue
-    return "a tensor"
+    return None

@@ -27,6 +27,7 @@ from fastpersist._log import logger
 
 _T = TypeVar("_T")
 _STREAM = "state.pt"
+_CHECKPOINTS = ("complete", "damaged", "newer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +66,11 @@ def candidates(
     root: _core.Root, directory: Path, step: int | None, generation: str | None = None
 ) -> list[Candidate]:
     """Newest first; empty when nothing is there. Raises when something is there and none of it can
-    be taken, and when a step was asked for that is not there."""
-    entries = [entry for entry in root.catalog() if entry["state"] != "foreign"]
-    entries = [entry for entry in entries if entry["state"] != "retired"]
+    be taken, and when a step was asked for that is not there.
+
+    What is foreign, retired or not finished was never a checkpoint.
+    """
+    entries = [entry for entry in root.catalog() if entry["state"] in _CHECKPOINTS]
     if generation is not None:
         entries = [entry for entry in entries if entry["name"] == generation]
     if step is not None:
@@ -108,19 +111,14 @@ def restore_first(
     from fastpersist._restore import restore_into
 
     def restore(candidate: Candidate) -> int:
-        own = _rank_part(candidate, per_rank, weights_only)
-        restore_into(
-            targets,
-            candidate.state_path,
-            strict=strict,
-            map_location=map_location,
-            weights_only=weights_only,
-        )
+        own = _rank_part(candidate, per_rank, strict, weights_only)
+        parts = [(targets, candidate.state_path)]
         if own is not None:
-            targets_of_rank = per_rank if isinstance(per_rank, dict) else dict(per_rank)
+            parts.append((per_rank, own))
+        for part, path in parts:
             restore_into(
-                targets_of_rank,
-                own,
+                part,
+                path,
                 strict=strict,
                 map_location=map_location,
                 weights_only=weights_only,
@@ -164,18 +162,36 @@ def _first_whole(found: list[Candidate], take: Callable[[Candidate], _T]) -> _T:
     raise _none_good(found[0].path.parent, skipped, partially) from last
 
 
-def _rank_part(candidate: Candidate, per_rank: Any, weights_only: bool | None) -> Path | None:
-    """The file with this process's own state, looked through before anything is filled."""
+def _rank_part(
+    candidate: Candidate, per_rank: Any, strict: bool, weights_only: bool | None
+) -> Path | None:
+    """The file with this process's own state: read and compared before anything is filled."""
     if per_rank is None:
         return None
     path = candidate.rank_path
     if path is None:
+        if not strict:
+            return None
         raise MismatchError(
             f"restore failed on {candidate.path}: it holds nothing that was saved as per_rank; "
             "nothing was touched",
             missing=["per_rank"],
         )
-    _load.load(path, weights_only=weights_only)
+    saved = _load.load(path, weights_only=weights_only)
+    if not isinstance(saved, Mapping):
+        raise MismatchError(
+            f"restore failed on {path}: a {type(saved).__name__} was saved as per_rank, not a dict "
+            "with the names of the targets; nothing was touched. load() gives it out",
+            different=[("per_rank", f"dict here, {type(saved).__name__} in the file")],
+        )
+    names = set(saved)
+    if strict and names != set(per_rank):
+        raise MismatchError(
+            f"restore failed on {path}: per_rank has {sorted(map(str, per_rank))}, the file "
+            f"{sorted(map(str, names))}; nothing was touched. strict=False fills what fits",
+            missing=[str(name) for name in per_rank if name not in names],
+            unexpected=[str(name) for name in names if name not in per_rank],
+        )
     return path
 
 

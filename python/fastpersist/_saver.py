@@ -8,26 +8,42 @@ waits (_wait_point.py); once the witnesses agree (_ticket.py) the writer commits
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from fastpersist import _core, _log, _snapshot, _wait_point
 from fastpersist._attached import Attached
-from fastpersist._errors import SaveInFlightError
+from fastpersist._errors import ArgumentError, Error, SaveInFlightError
 from fastpersist._follower import Follower
 from fastpersist._options import Options, resolve
 from fastpersist._ticket import Source, Ticket
 
-_DEFAULT_STAGING = 64 << 20
+LEAST_MEMORY = 1 << 20
+_MOST_STAGING = 64 << 20
 _TORCH_ALIGNMENT = 64
 """Bytes. Of the addresses that torch gives tensors on the CPU."""
 _GIVING_UP = 1.0
 """Seconds from giving a save up to its end, unless the storage does not answer at all."""
 _STREAM = "state.pt"
 _RANK_STREAM = "rank-00000.pt"
+
+
+def settled_options(options: Options, memory: int) -> Options:
+    """What a checkpointer with that much memory saves with. Raises ArgumentError."""
+    if not isinstance(options, Options):
+        raise ArgumentError(f"checkpointer failed: {options!r} is not a fastpersist.Options")
+    staging = options.staging_bytes or min(_MOST_STAGING, memory // 2 // 4096 * 4096)
+    if staging > memory:
+        raise ArgumentError(
+            f"checkpointer failed: staging_bytes {staging} is more than memory {memory}, of which "
+            "it is a part"
+        )
+    return dataclasses.replace(options, staging_bytes=staging, atomic=True, sync=True)
 
 
 class Saver:
@@ -49,31 +65,42 @@ class Saver:
         verify_source: str,
         on_error: str,
     ) -> None:
-        core_options = resolve(options)
-        staging = options.staging_bytes or _DEFAULT_STAGING
+        """options: of `settled_options`."""
         self.attached = Attached()
         self._refuse = refuse
         self._wait_timeout = wait_timeout
         self._verify = verify_source
         self._turn = 0
         self._last: Ticket | None = None
-        self._saving = threading.Lock()
+        self._drain: tuple[Ticket, float] | None = None
+        self._saving = threading.RLock()
+        self._inside = False
         self._pid = os.getpid()
-        self._pool = _core.CapturePool(max(memory - staging, 0))
+        self._pool = _core.CapturePool(memory - (options.staging_bytes or 0))
         # Devices that take memory at page addresses only: records at pages can be written in place.
         self._page_aligned = _core.memory_align(root) > _TORCH_ALIGNMENT
-        self._writer = _core.CheckpointWriter(root, core_options, keep_last, keep_every)
+        self._writer = _core.CheckpointWriter(root, resolve(options), keep_last, keep_every)
         self._follower = Follower(log, progress, on_error, commit_timeout)
+        # Whoever drops a checkpointer without closing it keeps no thread.
+        finalizer = weakref.finalize(self, self._follower.queue.put, None)
+        finalizer.atexit = False
 
-    def save(self, step: int, state: Any, per_rank: Any, metadata: Any) -> Ticket:
-        """See Checkpointer.save."""
+    def save(self, step: int, state: Any, per_rank: Any, metadata: Any, owner: Any) -> Ticket:
+        """See Checkpointer.save. owner: kept alive until the save is done."""
         start = time.perf_counter()
         with self._saving:
-            waited = self._wait_for_last(start)
-            ticket = self._start(step, state, per_rank, metadata)
-            ticket._follow(start, waited)
-            self._last = ticket
-            self._follower.add(ticket)
+            if self._inside:  # the same thread: a signal handler, or a __reduce__ of the state
+                raise SaveInFlightError(
+                    f"save failed: it was called while the same thread is in save(); step {step} "
+                    "is not saved"
+                )
+            self._inside = True
+            try:
+                self._wait_for_last()
+                waited = time.perf_counter() - start
+                ticket = self._start(step, state, per_rank, metadata, start, waited, owner)
+            finally:
+                self._inside = False
             if (error := self._follower.due()) is not None:
                 error.ticket = ticket  # type: ignore[attr-defined]
                 raise error
@@ -86,25 +113,52 @@ class Saver:
     def before_loading(self) -> None:
         """Somebody is about to overwrite what may still be read."""
         last = self._last
-        if last is not None and not last.done() and os.getpid() == self._pid:
+        if last is not None and os.getpid() == self._pid and not last.done():
             last._wait_before_change()
+
+    def settle(self) -> None:
+        """Waits for the save in flight, as long as training would: it may be what is wanted."""
+        self.before_loading()
+        last = self._last
+        if last is not None and not self._follower.is_this_thread():
+            last._wait(self._wait_timeout)
 
     def finish(self, timeout: float | None) -> None:
         """Waits for the save in flight. Raises TimeoutError."""
         last = self._last
-        if last is not None and not last._wait(timeout):
+        if last is None or last.done():
+            return
+        if self._follower.is_this_thread():
+            raise Error("wait failed: a callback cannot wait for a save that its thread finishes")
+        if not last._wait(timeout):
             raise TimeoutError(f"the save of step {last.step} takes longer than {timeout} s")
 
+    def drain_deadline(self, timeout: float) -> float:
+        """When (time.monotonic) a process that ends no longer waits for the save in flight. Who
+        asks first decides, so that a handler, a `with` and the exit do not add up."""
+        last, drain = self._last, self._drain
+        if last is None:
+            return time.monotonic()
+        if drain is None or drain[0] is not last:
+            drain = self._drain = (last, time.monotonic() + timeout)
+        return drain[1]
+
     def finish_or_give_up(self, timeout: float) -> bool:
-        """Waits that long; then nothing more is read of anybody's memory. True: it was finished."""
+        """Waits that long; then nothing more is read of anybody's memory, and nobody is told of the
+        save any more. True: it was finished."""
         last = self._last
-        if last is None or last._wait(timeout):
+        if last is None or last._wait(max(0.0, self.drain_deadline(timeout) - time.monotonic())):
             return True
         last._give_up(f"the interpreter exits, and {timeout:g} s were not enough")
+        self._follower.quit()
         return False
 
+    def undelivered(self) -> BaseException | None:
+        """The newest failure that nobody was told of."""
+        return self._follower.undelivered()
+
     def raise_undelivered(self) -> None:
-        if (error := self._follower.undelivered()) is not None:
+        if (error := self.undelivered()) is not None:
             raise error
 
     def close(self) -> None:
@@ -117,12 +171,26 @@ class Saver:
         last = self._last
         return last is not None and not last._settled()
 
+    def never_destroy(self) -> list[Any]:
+        """What must outlive a thread that does not end, or belongs to the parent's threads."""
+        return [self, self._writer, self._pool, self._follower, self._last]
+
     def forget_in_child(self) -> list[Any]:
         _wait_point.clear()
-        last, self._last = self._last, None
-        return [self, self._writer, self._pool, self._follower, last]
+        kept = self.never_destroy()
+        self._last = None
+        return kept
 
-    def _start(self, step: int, state: Any, per_rank: Any, metadata: Any) -> Ticket:
+    def _start(
+        self,
+        step: int,
+        state: Any,
+        per_rank: Any,
+        metadata: Any,
+        start: float,
+        waited: float,
+        owner: Any,
+    ) -> Ticket:
         text = _snapshot.dumps_metadata(metadata)
         self._pool.reset()
         # In a step some tensors have their new values already, and the rest will have them soon.
@@ -137,12 +205,20 @@ class Saver:
             keep.append(own.keep)
         self._turn += 1
         core = self._writer.submit(step, streams, text, self._verify, self._turn, self._pool)
-        source = Source(
-            core, main.owned, main.index, main.places, main.name_of, keep, self._wait_timeout
-        )
+        try:
+            source = Source(core, main, keep, self._wait_timeout)
+            spent = time.perf_counter() - start
+            ticket = Ticket(step, source, spent, spent - waited)
+            if not core.released:
+                _wait_point.add(source)
+            self._follower.queue.put((ticket, owner))
+        except BaseException:  # KeyboardInterrupt: nobody would give the verdict
+            core.abandon("save() was interrupted", "save again")
+            raise
+        self._last = ticket
         if overflow:
             self._read_now(source, overflow)
-        return Ticket(step, source)
+        return ticket
 
     def _read_now(self, source: Source, overflow: int) -> None:
         """What could not be copied has to be read before anybody may change it."""
@@ -153,21 +229,20 @@ class Saver:
         )
         source.wait_before_change()
 
-    def _wait_for_last(self, start: float) -> float:
-        """Seconds that it took."""
+    def _wait_for_last(self) -> None:
         last = self._last
         if last is None or last.done():
-            return 0.0
-        if self._refuse:
+            return
+        if self._refuse or self._follower.is_this_thread():
             raise SaveInFlightError(
                 f"save failed: the save of step {last.step} is still in flight; wait for its "
                 'ticket, or use in_flight="wait"'
             )
-        if not last._wait(self._wait_timeout):
-            last._give_up(f"the next save waited for it for {self._wait_timeout:g} s")
-            if not last._wait(_GIVING_UP):
-                raise SaveInFlightError(
-                    f"save failed: the storage has not answered for {self._wait_timeout:g} s, and "
-                    f"still holds the save of step {last.step}; this step is not saved"
-                )
-        return time.perf_counter() - start
+        if last._wait(self._wait_timeout):
+            return
+        last._give_up(f"the next save waited for it for {self._wait_timeout:g} s")
+        if not last._wait(_GIVING_UP):
+            raise SaveInFlightError(
+                f"save failed: the storage has not answered for {self._wait_timeout:g} s, and "
+                f"still holds the save of step {last.step}; this step is not saved"
+            )

@@ -37,11 +37,26 @@ class Snapshot:
     copied_bytes: int
     overflow_bytes: int
     """Live only because there was no memory left to copy it: must be read before `save` returns."""
-    name_of: Callable[[int], str]
-    index: dict[int, int]
-    """Address of a live record to its place among them."""
-    places: dict[str, int]
-    """Name of a live record to its address."""
+    place_of: Callable[[int, int], str | None]
+    """Identity and address of a storage to its place in the state, for messages."""
+    spans: list[tuple[int, int]]
+    """(address, bytes) of each live record."""
+
+    def live_records_of(self, item: Owned) -> list[int]:
+        """Indices of the live records that share memory with an attached tensor."""
+        end = item.address + item.bytes
+        return [
+            place
+            for place, (address, size) in enumerate(self.spans)
+            if address < end and item.address < address + size
+        ]
+
+    def place_of_record(self, record: str) -> str | None:
+        """Of a live record's tensor in the state; None if it is none."""
+        for (_, name, identity), (address, _) in zip(self.live, self.spans, strict=True):
+            if name == record:
+                return self.place_of(identity, address)
+        return None
 
 
 def take(
@@ -54,37 +69,38 @@ def take(
     """attached: None copies everything. Raises UnsupportedStateError, naming the key."""
     captured = _pickled(state)
     owned = attached.owned() if attached is not None else []
-    ranges = Ranges(owned)
-    records = list(captured.records)
-    in_memory = [
-        (number, body[0], body[1])
-        for number, (_, body) in enumerate(records)
-        if isinstance(body, tuple) and body[1] > 0
-    ]
-    live = [r for r in in_memory if r[2] >= SMALL and ranges.whole(r[1], r[2])]
-    live_numbers = {number for number, _, _ in live}
-    pieces = [r for r in in_memory if r[0] not in live_numbers]
+    ranges = Ranges((item.address, item.bytes) for item in owned)
+    records = captured.records
+    live: list[tuple[int, int, int]] = []
+    pieces: list[tuple[int, int, int]] = []
+    for number, (_, body) in enumerate(records):
+        if type(body) is tuple and body[1] > 0:
+            address, size = body
+            in_place = size >= SMALL and ranges.whole(address, size)
+            (live if in_place else pieces).append((number, address, size))
     copies = pool.copy([(address, size) for _, address, size in pieces])
-    overflow = 0
+    overflow = copied = 0
     for (number, address, size), copy in zip(pieces, copies, strict=True):
         if copy:
             records[number] = (records[number][0], (copy, size))
+            copied += size
         else:
             overflow += size
             live.append((number, address, size))
     live.sort()
     stream = _laid_out(records, name, captured.alignment, page_aligned)
-    identities = _identities(owned) if live else {}
+    read = Ranges((address, size) for _, address, size in live)
+    watched = [item for item in owned if read.meets(item.address, item.bytes)]
+    identities = _identities(watched)
     return Snapshot(
         stream=stream,
         live=[(number, records[number][0], identities.get(at, 0)) for number, at, _ in live],
-        owned=_of(owned, live),
-        keep=[captured.keep, state],
-        copied_bytes=sum(size for (_, _, size), copy in zip(pieces, copies, strict=True) if copy),
+        owned=watched,
+        keep=[captured.keep, state, [item.storage for item in watched]],
+        copied_bytes=copied,
         overflow_bytes=overflow,
-        name_of=lambda address: _name_of(state, address),
-        index={address: place for place, (_, address, _) in enumerate(live)},
-        places={records[number][0]: address for number, address, _ in live},
+        place_of=functools.partial(_place_of, state),
+        spans=[(address, size) for _, address, size in live],
     )
 
 
@@ -124,23 +140,17 @@ def _identities(owned: list[Owned]) -> dict[int, int]:
     """Address of a storage's memory to the storage, where its layout is known."""
     if not storage_layout_known():
         return {}
-    found = {}
-    for item in owned:
-        storage = item.tensor.untyped_storage()
-        found[storage.data_ptr()] = int(storage._cdata)
-    return found
+    return {item.storage.data_ptr(): int(item.storage._cdata) for item in owned}
 
 
-def _of(owned: list[Owned], live: list[Any]) -> list[Owned]:
-    spans = Ranges([Owned(None, address, size, None) for _, address, size in live])  # type: ignore[arg-type]
-    return [item for item in owned if spans.whole(item.address, item.bytes)]
+def _place_of(state: Any, identity: int, address: int) -> str | None:
+    """Where in the state the storage is. For messages: never raises."""
+    from fastpersist._locate import storage_place
 
-
-def _name_of(state: Any, address: int) -> str:
-    """Where in the state the storage at that address is."""
-    from fastpersist._locate import storage_name
-
-    return storage_name(state, address)
+    try:
+        return storage_place(state, identity, address)
+    except Exception:  # containers of the user's own may do anything
+        return None
 
 
 @functools.cache

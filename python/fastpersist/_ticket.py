@@ -3,32 +3,45 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastpersist import _core
+from fastpersist._errors import ForkedError, StateChangedError
+from fastpersist._info import SaveInfo, of_checkpoint
 from fastpersist._log import logger
 
 if TYPE_CHECKING:
     import torch
 
     from fastpersist._attached import Owned
-    from fastpersist._errors import StateChangedError
-    from fastpersist._info import SaveInfo
+    from fastpersist._snapshot import Snapshot
+
+_SLICE = 0.1
+"""Seconds. Python runs signal handlers between two slices of a wait."""
+_LOOK = "look at the storage; the last complete checkpoint stays"
 
 
 class Ticket:
     """A handle of one save in flight. Thread-safe.
 
     The methods of `concurrent.futures.Future` that make sense for a save: `done`, `result`,
-    `exception`, `add_done_callback`; and `progress`.
+    `exception`, `add_done_callback`; and `progress`. In a forked child they raise ForkedError.
     """
 
-    def __init__(self, step: int, source: Source) -> None:
+    def __init__(self, step: int, source: Source, stall: float, capture: float) -> None:
+        """stall, capture: seconds that `save` took so far, and those of its own work in them."""
         self.step = step
         """The training step that is saved."""
+        self.stall = stall
+        """Seconds that training waited for this save so far, `save` itself included."""
+        self.crc = 0
+        """CRC-32 of the state's file; 0 before it is done."""
+        self.captured_bytes = 0
+        """Bytes that were copied while an optimizer waited; 0 before it is done."""
         self._source: Source | None = source
         self._condition = threading.Condition()
         self._done = False
@@ -37,16 +50,13 @@ class Ticket:
         self._callbacks: list[Callable[[Ticket], Any]] = []
         self._delivered = False
         self._bytes = source.core.bytes
-        self._capture = 0.0
-        self.stall = 0.0
-        """Seconds that training waited for this save so far, `save` itself included."""
-        self.crc = 0
-        """CRC-32 of the state's file; 0 before it is done."""
-        self.captured_bytes = 0
-        """Bytes that were copied while an optimizer waited; 0 before it is done."""
+        self._capture = capture
+        self._pid = os.getpid()
+        source.stalled = self._add_stall
 
     def done(self) -> bool:
         """The checkpoint is committed, or the save failed."""
+        self._check_process()
         with self._condition:
             return self._done
 
@@ -63,6 +73,7 @@ class Ticket:
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits until the save is done; what made it fail, or None. Raises TimeoutError."""
+        self._check_process()
         with self._condition:
             if not self._condition.wait_for(lambda: self._done, timeout):
                 raise TimeoutError(f"the save of step {self.step} takes longer than {timeout} s")
@@ -72,22 +83,28 @@ class Ticket:
     def add_done_callback(self, function: Callable[[Ticket], Any]) -> None:
         """Calls function(ticket) when the save is done, at once if it is.
 
-        It runs on FastPersist's thread; what it raises is logged.
+        It runs on FastPersist's thread; what it raises is logged. It must not wait for saves, which
+        that thread would have to finish.
         """
+        self._check_process()
         with self._condition:
             if not self._done:
                 self._callbacks.append(function)
                 return
+            self._delivered = True
         self._call(function)
 
     def progress(self) -> tuple[int, int]:
         """(bytes on storage, bytes in all)."""
+        self._check_process()
         source = self._source
         if source is None:
             return (self._bytes if self._error is None else 0, self._bytes)
         return source.core.written, self._bytes
 
     def __repr__(self) -> str:
+        if os.getpid() != self._pid:
+            return f"<Ticket step {self.step}, of another process>"
         with self._condition:
             if not self._done:
                 written, total = self.progress()
@@ -97,15 +114,12 @@ class Ticket:
 
     # --- For the checkpointer and its follower ---
 
-    def _follow(self, start: float, waited: float) -> None:
-        """The call of `save`, begun at start, is about to return; waited: for the save before."""
-        self._capture = time.perf_counter() - start - waited
-        self.stall = time.perf_counter() - start
-        source = self._source
-        if source is not None:
-            source.stalled = self._add_stall
-            if not source.core.released:
-                _wait_point().add(source)
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                "this process was forked from the one that saves; only that one learns what became "
+                "of the save"
+            )
 
     def _add_stall(self, seconds: float) -> None:
         self.stall += seconds
@@ -123,7 +137,7 @@ class Ticket:
     def _give_up(self, why: str) -> None:
         source = self._source
         if source is not None:
-            source.core.abandon(why, "look at the storage; the last complete checkpoint stays")
+            source.give_up(why)
 
     def _wait_before_change(self) -> None:
         source = self._source
@@ -137,39 +151,36 @@ class Ticket:
 
     def _outcome(self) -> tuple[SaveInfo | None, BaseException | None]:
         """Of a save that the core is done with."""
-        import os
-
-        from fastpersist._errors import StateChangedError
-        from fastpersist._info import of_checkpoint
-
         source = self._source
         assert source is not None
-        _wait_point().discard(source)
         try:
             result = source.core.result()
         except StateChangedError as error:
             return None, source.named(error)
         except Exception as error:
             return None, error
-        finally:
-            source.forget()
         self.crc, self.captured_bytes = result["crc"], result["captured_bytes"]
         path = os.fsdecode(result["path"])
         return of_checkpoint(result, path, self._capture, self.stall), None
 
     def _finish(self, info: SaveInfo | None, error: BaseException | None) -> None:
+        """Answers whoever waits. The storages are let go of first."""
+        source = self._source
+        if source is not None:
+            _wait_point().discard(source)
+            source.forget()
         with self._condition:
             self._info, self._error = info, error
             self._source = None
             self._done = True
             callbacks, self._callbacks = self._callbacks, []
+            # Before anybody can ask whether somebody was told.
+            self._delivered = self._delivered or bool(callbacks)
             self._condition.notify_all()
         for function in callbacks:
             self._call(function)
 
     def _call(self, function: Callable[[Ticket], Any]) -> None:
-        if self._error is not None:
-            self._delivered = True
         try:
             function(self)
         except Exception:
@@ -183,90 +194,117 @@ class Source:
     """
 
     def __init__(
-        self,
-        core: _core.CheckpointTicket,
-        live: list[Owned],
-        index: dict[int, int],
-        places: dict[str, int],
-        name_of: Callable[[int], str],
-        keep: Any,
-        wait_timeout: float,
+        self, core: _core.CheckpointTicket, snapshot: Snapshot, keep: Any, wait_timeout: float
     ) -> None:
         self.core = core
         self.stalled: Callable[[float], None] = lambda _: None
         """Told of seconds that training waited."""
-        self._live: list[Owned] = live
-        self._addresses = {item.address for item in live}
-        self._index = index
-        self._places = places
-        self._name_of = name_of
-        self.keep = keep
+        self._snapshot: Snapshot | None = snapshot
+        self._watched: list[Owned] = snapshot.owned
+        self._addresses = {item.address for item in snapshot.owned}
+        self._keep = keep
         self._wait_timeout = wait_timeout
         self._judged = False
+        self._culprit: str | None = None
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        from fastpersist._attached import optimizer_tensors
+        """Its tensors share memory with what is watched, and no verdict was given yet."""
+        from fastpersist._attached import Ranges, optimizer_tensors
 
-        if self._judged or not self._live:
+        watched = self._watched
+        if self._judged or not watched:
             return False
+        tensors = [tensor for tensor in optimizer_tensors(optimizer) if tensor.is_cpu]
         addresses = self._addresses
-        return any(
-            tensor.data_ptr() in addresses for tensor in _hosted(optimizer_tensors(optimizer))
-        )
+        if any(tensor.data_ptr() in addresses for tensor in tensors):
+            return True
+        ranges = Ranges((item.address, item.bytes) for item in watched)
+        return any(ranges.meets(*_memory_of(tensor)) for tensor in tensors)
 
     def wait_before_change(self) -> None:
-        """Waits until the memory may be changed, copying what is left as long as that helps."""
+        """Waits until the memory may be changed, copying what is left as long as that helps.
+
+        Raises nothing but what Python's signal handlers raise, which run between two slices.
+        """
         start = time.perf_counter()
-        if not self.core.wait_released(self._wait_timeout, True):
-            self.core.abandon(
-                f"the storage did not take the bytes within {self._wait_timeout:g} s, and training "
-                "goes on",
-                "look at the storage, or raise wait_timeout or memory",
-            )
-        self.judge()
-        self.stalled(time.perf_counter() - start)
+        deadline = start + self._wait_timeout
+        try:
+            while not self.core.wait_released(_slice_until(deadline), True):
+                if time.perf_counter() >= deadline:
+                    self.give_up(
+                        f"the storage did not take the bytes within {self._wait_timeout:g} s, and "
+                        "training goes on",
+                        "look at the storage, or raise wait_timeout or memory",
+                    )
+                    break
+            self.judge()
+        finally:
+            self.stalled(time.perf_counter() - start)
+
+    def give_up(self, why: str, advice: str = _LOOK) -> None:
+        """Nothing will be committed, unless it is being committed already."""
+        self.core.abandon(why, advice)
 
     def judge(self) -> None:
         """Once the memory was given back: looks at the version counters, and says whether the save
-        may be committed. The first verdict counts."""
-        if self._judged:
+        may be committed. The first verdict counts, so that two threads may come at once."""
+        snapshot = self._snapshot
+        if self._judged or snapshot is None:
             return
-        changed = [item for item in self._live if not item.unchanged()]
-        again = [item for item in changed if item.moved()]
-        here = [item for item in changed if not item.moved()]
-        if again and not here:
-            # They were changed, then or since: the bytes that were captured tell.
-            known = [self._index[item.address] for item in again if item.address in self._index]
-            if len(known) == len(again) and self.core.still_the_same(known):
-                again = []
+        try:
+            changed = self._changed(snapshot)
+        except Exception as error:  # a tensor of the user's own class, say
+            self._judged = True
+            self.give_up(f"its memory could not be looked at: {error!r}")
+            return
         self._judged = True
-        if bad := here or again:
-            name = self._name_of(bad[0].address)
+        if changed is None:
+            self.core.approve()
+        else:
+            self._culprit = snapshot.place_of(changed.storage._cdata, changed.address)
             self.core.reject(
                 "state_changed",
-                f"{name} was changed in place while it was being saved",
+                "its memory was changed in place while it was being saved",
                 "nothing was committed; change attached tensors in optimizer.step() only, or do "
                 "not attach their optimizer",
             )
-        else:
-            self.core.approve()
-        self._live = []
+        self._watched = []
+
+    def _changed(self, snapshot: Snapshot) -> Owned | None:
+        """The first that was changed in place since the save began."""
+        changed = [item for item in self._watched if not item.unchanged()]
+        here = [item for item in changed if not item.moved()]
+        if here or not changed:
+            return here[0] if here else None
+        # All have other memory now and were changed before or since: the captured bytes tell.
+        records = {record for item in changed for record in snapshot.live_records_of(item)}
+        return None if self.core.still_the_same(sorted(records)) else changed[0]
 
     def named(self, error: StateChangedError) -> StateChangedError:
-        """The same error, with the tensor's place in the state for the record's name."""
-        from fastpersist._errors import StateChangedError
-
-        place = self._places.get(error.tensor or "")
-        if place is None:
-            return error
-        name = self._name_of(place)
-        return StateChangedError(str(error).replace(str(error.tensor), name), name)
+        """The same error, with the tensor's place in the state."""
+        place = self._culprit
+        if self._snapshot is not None and error.tensor:
+            place = self._snapshot.place_of_record(error.tensor)
+        named = str(error).replace(": its ", f": the tensor {place}: its ", 1)
+        return error if place is None else StateChangedError(named, place)
 
     def forget(self) -> None:
         """Lets go of the storages."""
-        self.keep = None
-        self._live = []
-        self._name_of = str
+        self._snapshot = self._keep = None
+        self._watched = []
+
+
+def _slice_until(deadline: float) -> float:
+    return max(0.0, min(_SLICE, deadline - time.perf_counter()))
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """(address, bytes) of its storage; nothing where it has none."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, TypeError):
+        return 0, 0
 
 
 def _wait_point() -> Any:
@@ -274,7 +312,3 @@ def _wait_point() -> Any:
     from fastpersist import _wait_point as module
 
     return module
-
-
-def _hosted(tensors: Any) -> Any:
-    return (tensor for tensor in tensors if tensor.device.type == "cpu")

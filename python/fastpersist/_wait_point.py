@@ -4,19 +4,19 @@
 One process-wide hook runs before every optimizer's step. With a closure, forward and backward run
 inside the step: an optimizer of torch evaluates it before it changes anything, so the wait moves to
 the closure's first return; every other one waits before its step begins.
+
+Nothing here takes a lock: a signal handler may save at any moment.
 """
 
 from __future__ import annotations
 
-import threading
+import sys
+import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fastpersist._log import logger
 
@@ -28,80 +28,77 @@ class InFlight(Protocol):
         """The optimizer's step may change bytes that are still being read."""
 
     def wait_before_change(self) -> None:
-        """Returns when those bytes may be changed. Never raises."""
+        """Returns when those bytes may be changed. Never raises, but for what signals raise."""
 
+    def give_up(self, why: str) -> None:
+        """Nothing will be committed."""
+
+
+_wrap_step: Any = torch.optim.Optimizer.profile_hook_step
+_WRAPPER: types.CodeType = _wrap_step(lambda optimizer: None).__code__
+"""Of what torch puts around every step to call hooks; all of them share it."""
 
 _in_flight: set[InFlight] = set()
-_lock = threading.Lock()
-_steps = threading.local()
 _hooked = False
 
 
 def install() -> None:
     """Hooks every optimizer of the process, once."""
     global _hooked
-    with _lock:
-        if _hooked:
-            return
+    if not _hooked:
         _hooked = True
-    register_optimizer_step_pre_hook(_before_step)
-    register_optimizer_step_post_hook(_after_step)
+        register_optimizer_step_pre_hook(_before_step)
 
 
 def add(save: InFlight) -> None:
-    with _lock:
-        _in_flight.add(save)
+    _in_flight.add(save)
 
 
 def discard(save: InFlight) -> None:
-    with _lock:
-        _in_flight.discard(save)
+    _in_flight.discard(save)
 
 
 def clear() -> None:
     """In a forked child: the saves are the parent's."""
-    global _lock
-    _lock = threading.Lock()
     _in_flight.clear()
+
+
+def is_hooked(optimizer: torch.optim.Optimizer) -> bool:
+    """Its step calls hooks: torch wraps that of every optimizer that ran Optimizer.__init__."""
+    code = getattr(type(optimizer).step, "__code__", None)
+    return code is _WRAPPER and hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def inside_step() -> bool:
     """This thread is in the step of an optimizer, or in its closure."""
-    return bool(getattr(_steps, "open", None))
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _WRAPPER:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    """Never raises: a failing save is no reason to stop training."""
-    opened = _open_steps()
-    # A step that raised never closed its entry.
-    while id(optimizer) in opened:
-        opened.pop()
-    opened.append(id(optimizer))
-    if not _in_flight:
+    """Raises nothing of its own: a failing save is no reason to stop training."""
+    saves = list(_in_flight)
+    if not saves:
         return None
     try:
-        return _wait_or_wrap(optimizer, args, kwargs)
-    except Exception:
+        return _wait_or_wrap(optimizer, args, kwargs, saves)
+    except Exception as error:
         logger.exception("waiting for a save before an optimizer step failed")
+        for save in saves:
+            save.give_up(f"waiting for it before an optimizer step failed: {error!r}")
         return None
 
 
-def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    opened = _open_steps()
-    while opened and opened.pop() != id(optimizer):
-        pass
+# Compiled steps leave the compiled code to come here.
+_before_step._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
-def _open_steps() -> list[int]:
-    if not hasattr(_steps, "open"):
-        _steps.open = []
-    opened: list[int] = _steps.open
-    return opened
-
-
-def _wait_or_wrap(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    with _lock:
-        saves = [save for save in _in_flight if save.concerns(optimizer)]
+def _wait_or_wrap(optimizer: Any, args: Any, kwargs: Any, in_flight: list[InFlight]) -> Any:
+    saves = [save for save in in_flight if save.concerns(optimizer)]
     if not saves:
         return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -117,10 +114,12 @@ def _wait_or_wrap(optimizer: Any, args: Any, kwargs: Any) -> Any:
 
 def _evaluates_first(optimizer: Any) -> bool:
     """Its step is one of torch's, all of which call the closure before they change anything."""
-    for kind in type(optimizer).__mro__:
-        if "step" in vars(kind):
-            return kind.__module__.startswith("torch.optim.")
-    return False
+    step: Any = type(optimizer).step
+    while step is not None:  # what decorators wrap, down to the function itself
+        if not getattr(step, "__globals__", {}).get("__name__", "").startswith("torch."):
+            return False
+        step = getattr(step, "__wrapped__", None)
+    return True
 
 
 def _wait_after_first(closure: Callable[[], Any], saves: list[InFlight]) -> Callable[[], Any]:

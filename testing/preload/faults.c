@@ -9,7 +9,9 @@
 //
 // The rule strikes at calls number FIRST to LAST (from 1, of this CALL, among the files whose path
 // contains PATH). CALL is openat, pwrite, fallocate, ftruncate, fdatasync, fsync, close, renameat,
-// unlinkat, or direct, which is fcntl(2) turning O_DIRECT on. ACTION is one of
+// mkdirat, unlinkat, or direct, which is fcntl(2) turning O_DIRECT on; or pwrite-at, for which
+// FIRST and LAST are not numbers of calls but offsets in the file: it strikes at every pwrite(2) of
+// one of those bytes. ACTION is one of
 //
 //   errno N    fail with errno N; close still closes
 //   short N    pwrite: really write only N bytes (not more than asked); 0 writes nothing
@@ -17,6 +19,9 @@
 //   random N   pwrite: really write a random part, at least one byte; N is the seed
 //   signal N   send signal N to the process, then do the call
 //   fork       fork a child that sleeps until it is killed, then do the call
+//   hold       make the file $FASTPERSIST_HOLD.reached, wait while the file $FASTPERSIST_HOLD is
+//              there, then do the call: a device that does not answer
+//   once N     as errno, but at the first call only that is struck
 //
 // Missing values are 0. Without the variable nothing is touched or recorded. The recording is a
 // text, one call per line: CALL RESULT OFFSET LENGTH PATH. Not for more than one configuring
@@ -44,6 +49,7 @@ struct Rule {
   long value;
   char path[128];
   long seen;
+  int struck;
 };
 
 static struct Rule rules[kMaxRules];
@@ -95,20 +101,34 @@ static void PathOf(int fd, const char* name, char path[PATH_MAX]) {
   snprintf(path + length, PATH_MAX - length, "%s%s", length > 0 ? "/" : "", name);
 }
 
+// Whether the rule is for this call; counts it.
+static int Meets(struct Rule* rule, const char* call, long offset, long length) {
+  if (strcmp(rule->call, "pwrite-at") == 0) {
+    return strcmp(call, "pwrite") == 0 && offset <= rule->last && offset + length > rule->first;
+  }
+  if (strcmp(rule->call, call) != 0) return 0;
+  ++rule->seen;
+  return rule->seen >= rule->first && rule->seen <= rule->last;
+}
+
 // Counts the call for every rule; stores a copy of the first that strikes.
-static int Strikes(const char* call, const char* path, struct Rule* out) {
+static int StrikesAt(const char* call, const char* path, long offset, long length,
+                     struct Rule* out) {
   int found = 0;
   pthread_mutex_lock(&mutex);
   for (int i = 0; i < rule_count; ++i) {
     struct Rule* rule = &rules[i];
-    if (strcmp(rule->call, call) != 0 || strstr(path, rule->path) == NULL) continue;
-    ++rule->seen;
-    if (found || rule->seen < rule->first || rule->seen > rule->last) continue;
+    if (strstr(path, rule->path) == NULL || !Meets(rule, call, offset, length) || found) continue;
+    if (strcmp(rule->action, "once") == 0 && rule->struck++ > 0) continue;
     *out = *rule;
     found = 1;
   }
   pthread_mutex_unlock(&mutex);
   return found;
+}
+
+static int Strikes(const char* call, const char* path, struct Rule* out) {
+  return StrikesAt(call, path, 0, 0, out);
 }
 
 static void Record(const char* call, long result, long offset, long length, const char* path) {
@@ -139,11 +159,23 @@ static int ForkSleeper(void) {
   return child;
 }
 
+// Waits while the file $FASTPERSIST_HOLD is there.
+static void Hold(void) {
+  const char* path = getenv("FASTPERSIST_HOLD");
+  if (path == NULL || access(path, F_OK) != 0) return;
+  char reached[PATH_MAX];
+  snprintf(reached, sizeof reached, "%s.reached", path);
+  const int fd = (int)syscall(SYS_openat, AT_FDCWD, reached, O_WRONLY | O_CREAT, 0666);
+  if (fd >= 0) syscall(SYS_close, fd);
+  while (access(path, F_OK) == 0) usleep(1000);
+}
+
 // True if the call must fail: errno is set.
 static int Fails(const struct Rule* rule) {
+  if (strcmp(rule->action, "hold") == 0) Hold();
   if (strcmp(rule->action, "signal") == 0) kill(getpid(), (int)rule->value);
   if (strcmp(rule->action, "fork") == 0) fastpersist_faults_child = ForkSleeper();
-  if (strcmp(rule->action, "errno") != 0) return 0;
+  if (strcmp(rule->action, "errno") != 0 && strcmp(rule->action, "once") != 0) return 0;
   errno = (int)rule->value;
   return 1;
 }
@@ -196,7 +228,7 @@ ssize_t pwrite(int fd, const void* data, size_t count, off_t offset) {
   struct Rule rule;
   PathOf(fd, NULL, path);
   ssize_t result = -1;
-  if (!Strikes("pwrite", path, &rule)) {
+  if (!StrikesAt("pwrite", path, offset, (long)count, &rule)) {
     result = RawWrite(fd, data, count, offset);
   } else if (!Fails(&rule)) {
     const size_t part = ShortCount(&rule, count);
@@ -237,6 +269,10 @@ int fsync(int fd) { INTERCEPT("fsync", fd, NULL, 0, 0, syscall(SYS_fsync, fd)); 
 int renameat(int from_directory, const char* from, int to_directory, const char* to) {
   INTERCEPT("renameat", from_directory, from, 0, 0,
             syscall(SYS_renameat2, from_directory, from, to_directory, to, 0));
+}
+
+int mkdirat(int directory, const char* name, mode_t mode) {
+  INTERCEPT("mkdirat", directory, name, 0, 0, syscall(SYS_mkdirat, directory, name, mode));
 }
 
 int unlinkat(int directory, const char* name, int flags) {

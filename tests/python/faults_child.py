@@ -32,6 +32,8 @@ SOURCE = pathlib.Path(__file__).resolve().parents[2] / "testing" / "preload" / "
 NOBODY = 65534
 PRELOADED = ["numpy.random", "torch", "pytest", "fastpersist"]
 PRELOADED += ["fastpersist._capture", "fastpersist._delegate", "fastpersist._explain"]
+PRELOADED += ["fastpersist._saver", "fastpersist._recovery", "fastpersist._restore"]
+PRELOADED += ["torch._dynamo"]  # which the first step of an optimizer imports, in seconds
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
