@@ -27,20 +27,25 @@ class Training:
         self.model = GPT(config)
         self.optimizer = torch.optim.Adam(self.model.parameters(), LEARNING_RATE, (0.9, 0.95))
         self.losses: list[float] = []
-        self._generator = torch.Generator().manual_seed(seed)
+        self.batches = torch.Generator().manual_seed(seed)
 
     def run(self, steps: int) -> Iterator[tuple[float, float]]:
         """Trains step by step; yields each step's loss (nats a byte) and its time (seconds)."""
         for _ in range(steps):
             start = time.perf_counter()
-            inputs, targets = random_batch(self.text, BATCH, self.config.context, self._generator)
-            logits = self.model(inputs)
-            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss = self.forward_and_backward()
             self.optimizer.step()
-            self.losses.append(loss.item())
-            yield self.losses[-1], time.perf_counter() - start
+            self.losses.append(loss)
+            yield loss, time.perf_counter() - start
+
+    def forward_and_backward(self) -> float:
+        """Computes the gradients of the next batch; returns its loss."""
+        inputs, targets = random_batch(self.text, BATCH, self.config.context, self.batches)
+        logits = self.model(inputs)
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item()
 
     def loss_went_down(self) -> bool:
         """Whether the last quarter of the steps had a lower mean loss than the first."""
@@ -54,11 +59,11 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "step": len(self.losses),
             "config": dataclasses.asdict(self.config),
-            "generator": self._generator.get_state(),
+            "generator": self.batches.get_state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Goes back to where the run was when `state()` was saved; the text is not in it."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self._generator.set_state(state["generator"])
+        self.batches.set_state(state["generator"])
