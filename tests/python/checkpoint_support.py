@@ -10,8 +10,11 @@ import contextlib
 import copy
 import os
 import pathlib
+import sys
+import threading
 import time
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import faults_support as faults
@@ -102,6 +105,9 @@ class Hold:
         """Returns once something waits for the device."""
         wait_for(self._reached)
 
+    def is_held(self) -> bool:
+        return self._file.exists()
+
     def release(self) -> None:
         self._file.unlink(missing_ok=True)
 
@@ -136,3 +142,64 @@ def failure(ticket: fp.Ticket) -> BaseException:
     error = ticket.exception(60)
     assert error is not None, "the save did not fail"
     return error
+
+
+def waits(hold: Hold, function: Callable[[], Any]) -> bool:
+    """Calls the function. The device is let go when the function waits for a save, or has returned.
+    True: it waited."""
+    seen, over = [], threading.Event()
+    thread = threading.get_ident()
+
+    def watch() -> None:
+        while not over.is_set():
+            if _is_waiting(sys._current_frames()[thread]):
+                seen.append(True)
+                break
+            time.sleep(0.0005)
+        hold.release()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        function()
+    finally:
+        over.set()
+        watcher.join()
+    return bool(seen)
+
+
+def _is_waiting(frame: types.FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "wait_before_change":
+            return True
+        frame = frame.f_back
+    return False
+
+
+SMALL = 1 << 20
+"""Bytes of memory: too little to copy what the device does not take."""
+
+
+def large(kind: Any = torch.optim.Adam, **arguments: Any) -> Training:
+    """More than fits into SMALL."""
+    return Training(kind, layers=40, **arguments)
+
+
+def check_that_it_waits(
+    folder: str,
+    training: Training,
+    change: Callable[[Training, Hold], Any],
+    attach: Callable[[fp.Checkpointer], Any],
+    expected: bool = True,
+) -> None:
+    """The change waits for the save in flight (or need not), and the file has the old values."""
+    with open_run(folder, memory=SMALL, verify_source="full") as ckpt:
+        attach(ckpt)
+        before = training.values()
+        with held(folder) as hold:
+            ticket = ckpt.save(1, training.state())
+            hold.reached()
+            assert waits(hold, lambda: change(training, hold)) is expected
+            info = ticket.result(60)
+        assert difference(ckpt.load().state, before) == ""
+        assert expected is False or info.seconds["stall"] > info.seconds["capture"]

@@ -250,8 +250,8 @@ def change_in_a_few_saves(folder: str) -> list[int]:
     return found
 
 
-def test_a_sample_finds_such_a_write_once_in_sixteen_saves(tmp_path: Any) -> None:
-    assert len(faults.run(change_in_a_few_saves, str(tmp_path), shim=True)) == 1
+def test_a_sample_finds_such_a_write_within_sixteen_saves(tmp_path: Any) -> None:
+    assert faults.run(change_in_a_few_saves, str(tmp_path), shim=True) != []
 
 
 # --- What is replaced, not changed, is no false alarm ---

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading, giving up and copying while a save is in flight; and what can be attached at all."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import checkpoint_support as support
+import faults_support as faults
+import pytest
+import torch
+from checkpoint_support import SMALL, Hold, Training, check_that_it_waits, held, large, waits
+
+import fastpersist as fp
+
+
+def load_attached(folder: str, what: str) -> None:
+    training, other = large(), large()
+
+    def load(run: Training, _: Hold) -> None:
+        if what == "model":
+            run.model.load_state_dict(other.model.state_dict())
+        else:
+            run.optimizer.load_state_dict(other.optimizer.state_dict())
+
+    def attach(ckpt: fp.Checkpointer) -> None:
+        ckpt.attach(training.optimizer)
+        ckpt.attach(training.optimizer)  # again: nothing more happens
+        ckpt.attach(model=training.model)
+
+    check_that_it_waits(folder, training, load, attach)
+
+
+@pytest.mark.parametrize("what", ["model", "optimizer"])
+def test_load_state_dict_waits(what: str, tmp_path: Any) -> None:
+    faults.run(load_attached, str(tmp_path), what, shim=True)
+
+
+def restore_meanwhile(folder: str) -> None:
+    training = large()
+    with support.open_run(folder, memory=SMALL) as ckpt:
+        ckpt.attach(training.optimizer)
+        ckpt.save(1, training.state()).result(60)
+        training.step()
+        before = training.values()
+        with held(folder) as hold:
+            ckpt.save(2, training.state())
+            hold.reached()
+            targets = {"model": training.model, "optim": training.optimizer}
+            steps: list[Any] = []
+            assert waits(hold, lambda: steps.append(ckpt.restore(targets)))
+        assert steps == [2], "the newest is the one that was in flight"
+        assert support.difference(training.values(), before) == ""
+
+
+def test_restore_waits_for_the_save_in_flight_and_takes_it(tmp_path: Any) -> None:
+    faults.run(restore_meanwhile, str(tmp_path), shim=True)
+
+
+def skip_a_step(folder: str) -> None:
+    """GradScaler leaves out steps whose gradients are not finite; nothing needs to wait then."""
+    training = large()
+    scaler = torch.amp.GradScaler("cpu")
+
+    def skip(run: Training, hold: Hold) -> None:
+        scaler.scale(run.backward().requires_grad_())
+        for weight in run.weights():
+            weight.grad = torch.full_like(weight, float("inf"))
+        scaler.step(run.optimizer)
+        scaler.update()
+        assert hold.is_held()
+
+    def attach(ckpt: fp.Checkpointer) -> None:
+        ckpt.attach(training.optimizer)
+
+    training.model.eval()  # so that forward changes nothing
+    check_that_it_waits(folder, training, skip, attach, expected=False)
+
+
+def test_a_step_that_the_scaler_skips_does_not_wait(tmp_path: Any) -> None:
+    faults.run(skip_a_step, str(tmp_path), shim=True)
+
+
+def give_up_waiting(folder: str) -> None:
+    training = large()
+    with support.open_run(folder, memory=SMALL, wait_timeout=0.2) as ckpt:
+        ckpt.attach(training.optimizer)
+        with held(folder) as hold:
+            ticket = ckpt.save(1, training.state())
+            hold.reached()
+            training.step()  # returns, although the device is held
+            training.step()
+            with pytest.raises(fp.SaveInFlightError, match="has not answered"):
+                ckpt.save(2, training.state())
+            hold.release()
+            error = support.failure(ticket)
+        assert isinstance(error, fp.SaveAbandonedError) and isinstance(error, TimeoutError)
+        assert "wait_timeout" in str(error)
+        before = training.values()
+        ckpt.save(3, training.state()).result(60)
+        assert ckpt.all_steps() == [3]
+        assert support.difference(ckpt.load().state, before) == ""
+
+
+def test_after_wait_timeout_the_save_is_given_up_and_training_goes_on(tmp_path: Any) -> None:
+    faults.run(give_up_waiting, str(tmp_path), shim=True)
+
+
+def copy_the_rest(folder: str) -> None:
+    """With memory to spare a step copies what the device has not taken."""
+    training = large()
+    with support.open_run(folder, verify_source="full") as ckpt:
+        ckpt.attach(training.optimizer)
+        before = training.values()
+        # A write from staging memory: the record's beginning shares its block with the pickle.
+        with held(folder) as hold:
+            ticket = ckpt.save(1, training.state())
+            hold.reached()
+            training.step()  # returns, although the device is held
+            assert hold.is_held()
+            hold.release()
+            ticket.result(60)
+        assert ticket.captured_bytes > 1 << 20
+        assert support.difference(ckpt.load().state, before) == ""
+
+
+def test_with_memory_to_spare_a_step_copies_the_rest_and_does_not_wait_for_the_device(
+    tmp_path: Any,
+) -> None:
+    faults.run(copy_the_rest, str(tmp_path), shim=True)
+
+
+# --- What can be attached ---
+
+
+class AcceleratedLike(torch.optim.Optimizer):
+    """Never runs Optimizer.__init__, as accelerate's wrapper."""
+
+    def __init__(self, optimizer: Any):
+        self.optimizer = optimizer
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+
+class ZeroLike:
+    """Looks like an optimizer, has one inside, and does more than step it."""
+
+    def __init__(self, optimizer: Any):
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+def step_through_a_wrapper(folder: str) -> None:
+    training = large()
+    wrapper = AcceleratedLike(training.optimizer)
+
+    def step(run: Training, _: Hold) -> None:
+        run.backward()
+        wrapper.step()
+
+    check_that_it_waits(folder, training, step, lambda ckpt: ckpt.attach(wrapper))
+
+
+def test_wrappers_are_looked_through(tmp_path: Any) -> None:
+    faults.run(step_through_a_wrapper, str(tmp_path), shim=True)
+
+
+def test_what_does_not_step_through_torch_is_refused(tmp_path: Any) -> None:
+    optimizer = torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=1.0)
+    unhooked = type("Unhooked", (torch.optim.SGD,), {"step": lambda self, closure=None: None})
+    with support.open_run(tmp_path) as ckpt:
+        for thing in (ZeroLike(optimizer), AcceleratedLike(None), object()):
+            with pytest.raises(fp.ArgumentError, match="nothing could make it wait"):
+                ckpt.attach(thing)  # type: ignore[arg-type]
+        refused: Any = unhooked([torch.ones(3, requires_grad=True)], lr=1.0)
+        unhooked.step = torch.optim.SGD.step.__wrapped__  # type: ignore[attr-defined]
+        with pytest.raises(fp.ArgumentError, match="nothing could make it wait"):
+            ckpt.attach(refused)
+
+
+def test_attach_keeps_nothing_alive(tmp_path: Any) -> None:
+    training = Training()
+    ckpt = support.open_run(tmp_path)
+    ckpt.attach(training.optimizer, model=training.model, frozen=torch.nn.Linear(3, 3))
+    ckpt.save(1, training.state()).result(60)
+    references = [weakref.ref(thing) for thing in (training.optimizer, training.model)]
+    del training
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    ckpt.close()
+    reference = weakref.ref(ckpt)
+    del ckpt
+    gc.collect()
+    assert reference() is None

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where training waits for a save: before whatever changes memory that is still being read, and
+nowhere else. The device is held, so that waiting is seen without a clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import checkpoint_support as support
+import faults_support as faults
+import pytest
+import torch
+from checkpoint_support import SMALL, Hold, Training, check_that_it_waits, held, large
+
+import fastpersist as fp
+
+# --- Every kind of step ---
+
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "SGD": (torch.optim.SGD, {"momentum": 0.9}),
+    "Adam, one by one": (torch.optim.Adam, {"foreach": False}),
+    "Adam, foreach": (torch.optim.Adam, {"foreach": True}),
+    "Adam, fused": (torch.optim.Adam, {"fused": True}),
+    "AdamW, amsgrad": (torch.optim.AdamW, {"amsgrad": True}),
+    "RMSprop": (torch.optim.RMSprop, {}),
+}
+
+
+def step_attached(folder: str, kind: str) -> None:
+    optimizer, arguments = KINDS[kind]
+    training = large(optimizer, **arguments)
+    check_that_it_waits(
+        folder, training, lambda run, _: run.step(), lambda ckpt: ckpt.attach(training.optimizer)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_step_of_an_attached_optimizer_waits(kind: str, tmp_path: Any) -> None:
+    faults.run(step_attached, str(tmp_path), kind, shim=True)
+
+
+def step_compiled(folder: str) -> None:
+    training = large(torch.optim.SGD)
+    compiled = torch.compile(training.optimizer.step, backend="eager")
+    training.backward()
+    compiled()
+    check_that_it_waits(
+        folder, training, lambda *_: compiled(), lambda ckpt: ckpt.attach(training.optimizer)
+    )
+
+
+def test_a_compiled_step_waits(tmp_path: Any) -> None:
+    faults.run(step_compiled, str(tmp_path), shim=True)
+
+
+def step_with_a_stranger(folder: str, how: str) -> None:
+    """An optimizer that was not attached, over memory that was."""
+    training = large()
+    stranger: Any = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    if how == "views":
+        for weight in training.weights():
+            weight.grad = None
+        views = [w.detach().view(-1)[100:200].requires_grad_() for w in training.weights()]
+        for view in views:
+            view.grad = torch.ones_like(view)
+        stranger = torch.optim.SGD(views, lr=0.1)
+    if how == "elsewhere":
+        other = torch.ones(100, requires_grad=True)
+        other.grad = torch.ones(100)
+        stranger = torch.optim.SGD([other], lr=0.1)
+    check_that_it_waits(
+        folder,
+        training,
+        lambda *_: stranger.step(),
+        lambda ckpt: ckpt.attach(training.optimizer),
+        expected=how != "elsewhere",
+    )
+
+
+@pytest.mark.parametrize("how", ["the same", "views", "elsewhere"])
+def test_an_optimizer_that_is_not_attached_waits_if_it_meets_the_same_memory(
+    how: str, tmp_path: Any
+) -> None:
+    faults.run(step_with_a_stranger, str(tmp_path), how, shim=True)
+
+
+def step_one_of_several(folder: str, which: int) -> None:
+    training = large(torch.optim.SGD)
+    weights = training.weights()
+    optimizers = [torch.optim.SGD(part, lr=0.1) for part in (weights[:20], weights[20:])]
+
+    def attach(ckpt: fp.Checkpointer) -> None:
+        for optimizer in optimizers:
+            ckpt.attach(optimizer)
+
+    def step(*_: Any) -> None:
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        optimizers[which].step()
+
+    check_that_it_waits(folder, training, step, attach)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_each_of_several_optimizers_waits(which: int, tmp_path: Any) -> None:
+    faults.run(step_one_of_several, str(tmp_path), which, shim=True)
+
+
+def step_after_changes(folder: str) -> None:
+    """Parameter groups added and tensors replaced after attach."""
+    training = large(torch.optim.SGD, momentum=0.9)
+    added = torch.nn.Linear(200, 200)
+    training.model.append(added)
+
+    def attach(ckpt: fp.Checkpointer) -> None:
+        ckpt.attach(training.optimizer)
+        training.optimizer.add_param_group({"params": list(added.parameters())})
+        for weight in training.weights():
+            weight.data = torch.randn_like(weight)
+
+    def step(run: Training, _: Hold) -> None:
+        for parameter in run.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        run.optimizer.step()
+
+    check_that_it_waits(folder, training, step, attach)
+
+
+def test_groups_added_and_tensors_replaced_after_attach_are_read_in_place_and_waited_for(
+    tmp_path: Any,
+) -> None:
+    faults.run(step_after_changes, str(tmp_path), shim=True)
+
+
+# --- Closures ---
+
+
+class SharpnessAware(torch.optim.SGD):
+    """Changes its weights before it calls the closure."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for weight in group["params"]:
+                    weight.add_(0.01)
+        return super().step(closure)
+
+
+class Renamed(torch.optim.SGD):
+    """Another name for a step of torch."""
+
+
+CLOSURES: dict[str, tuple[Any, bool]] = {
+    "SGD": (torch.optim.SGD, True),
+    "Adam": (torch.optim.Adam, True),
+    "LBFGS": (torch.optim.LBFGS, True),
+    "a subclass": (Renamed, True),
+    "changes first": (SharpnessAware, False),
+}
+
+
+def step_with_closure(folder: str, name: str, keyword: bool) -> None:
+    kind, computes_first = CLOSURES[name]
+    training = large(torch.optim.SGD)
+    training.optimizer = kind(training.model.parameters(), lr=0.01)
+    calls: list[bool] = []
+
+    def step(run: Training, hold: Hold) -> None:
+        def closure() -> Any:
+            calls.append(hold.is_held())
+            with torch.enable_grad():
+                return run.backward()
+
+        if keyword:
+            run.optimizer.step(closure=closure)
+        else:
+            run.optimizer.step(closure)
+
+    check_that_it_waits(folder, training, step, lambda ckpt: ckpt.attach(training.optimizer))
+    assert calls[0] is computes_first, "forward and backward run before the wait, if they may"
+    assert name != "LBFGS" or len(calls) > 2
+
+
+@pytest.mark.parametrize("keyword", [False, True], ids=["positional", "keyword"])
+@pytest.mark.parametrize("name", CLOSURES)
+def test_a_step_with_a_closure_computes_before_it_waits_if_it_evaluates_first(
+    name: str, keyword: bool, tmp_path: Any
+) -> None:
+    faults.run(step_with_closure, str(tmp_path), name, keyword, shim=True)
+
+
+def save_inside(folder: str, where: str) -> None:
+    training = large()
+    tickets: list[fp.Ticket] = []
+    with support.open_run(folder) as ckpt:
+        ckpt.attach(training.optimizer)
+        before: list[Any] = []
+
+        def save(*_: Any) -> Any:
+            if not tickets:
+                before.append(training.values())
+                tickets.append(ckpt.save(1, training.state()))
+            return training.backward() if where == "closure" else None
+
+        with held(folder) as hold:
+            if where == "closure":
+                training.optimizer.step(lambda: save())
+            else:
+                training.optimizer.register_step_pre_hook(save)
+                training.optimizer.step()
+            hold.reached()  # the step is over, and the device has taken nothing
+            hold.release()
+            tickets[0].result(60)
+        assert support.difference(ckpt.load().state, before[0]) == ""
+
+
+@pytest.mark.parametrize("where", ["closure", "hook"])
+def test_a_save_inside_a_step_copies_everything(where: str, tmp_path: Any) -> None:
+    faults.run(save_inside, str(tmp_path), where, shim=True)
+
+
+def save_after_a_step_that_raised(folder: str) -> None:
+    training = large()
+
+    def closure() -> Any:
+        raise KeyError("a batch that is not there")
+
+    with support.open_run(folder, memory=SMALL) as ckpt, held(folder) as hold:
+        ckpt.attach(training.optimizer)
+        with pytest.raises(KeyError):
+            training.optimizer.step(closure)
+        ckpt.save(1, training.state())  # copying all of it would wait for the device
+        assert hold.is_held()
+
+
+def test_a_step_that_raised_is_over(tmp_path: Any) -> None:
+    faults.run(save_after_a_step_that_raised, str(tmp_path), shim=True)
