@@ -2,6 +2,7 @@
 // The public C++ interface of FastPersist in one include.
 #pragma once
 
+#include "fastpersist/checkpointer.h"
 #include "fastpersist/error.h"
 #include "fastpersist/file.h"
 #include "fastpersist/options.h"

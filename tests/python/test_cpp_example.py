@@ -204,6 +204,22 @@ def test_the_example_says_why_it_cannot_read(load_model: Path, tmp_path: Path) -
         assert why in done.stderr
 
 
+# --- The example that trains ---
+
+
+def test_the_example_that_trains_goes_on_where_it_was(example: Path, tmp_path: Path) -> None:
+    train = next(path for path in example.parent.rglob("train") if os.access(path, os.X_OK))
+    assert run([train, tmp_path / "run"]) == "steps 0 to 19 saved\n"
+    (tmp_path / "run" / "step-00000019" / "manifest.json").unlink()  # as if it had been killed
+    assert run([train, tmp_path / "run"]) == "steps 19 to 38 saved\n"
+    kept = sorted(path.name for path in (tmp_path / "run").glob("step-*"))
+    assert kept == ["step-00000036", "step-00000037", "step-00000038"]
+    state = torch.load(tmp_path / "run" / kept[-1] / "state.pt", weights_only=True)
+    rates = [0.5 * 0.99**step for step in range(1, 40)]
+    assert state["rate"].item() == pytest.approx(rates[-1])
+    assert state["weight"][5, 5].item() == pytest.approx(sum(rates))
+
+
 # --- More than the example: every type, many entries ---
 
 PROGRAM = """
