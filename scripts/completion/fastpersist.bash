@@ -9,22 +9,24 @@ _fastpersist() {
   local words
   COMPREPLY=()
   if [[ $COMP_CWORD -eq 1 ]]; then
-    words="inspect verify convert bench --help --version"
+    words="inspect verify ls prune convert bench --help --version"
   else
     case $previous in
       --engine) words="auto uring libaio threads buffered" ;;
-      --size | --rounds) return ;;
+      --size | --rounds | --keep-last | --keep-every) return ;;
       *)
         case ${COMP_WORDS[1]} in
           inspect) words="--json --all --help" ;;
           verify) words="--quick --json --help" ;;
+          ls) words="--json --help" ;;
+          prune) words="--keep-last --keep-every --dry-run --json --help" ;;
           convert) words="--force --tensors-only --duplicate-shared --json --help" ;;
           bench) words="--size --rounds --engine --json --help" ;;
           *) return ;;
         esac
         if [[ $current != -* ]]; then
           local kind=-f
-          [[ ${COMP_WORDS[1]} == bench ]] && kind=-d
+          [[ ${COMP_WORDS[1]} =~ ^(bench|ls|prune)$ ]] && kind=-d
           mapfile -t COMPREPLY < <(compgen "$kind" -- "$current")
           return
         fi

@@ -19,6 +19,8 @@ constexpr auto kFooter = R"(Examples:
   fastpersist inspect model.pt                    what is inside
   fastpersist verify model.pt                     read it all, compare every checksum
   fastpersist convert model.pt model.safetensors  the same tensors in the other format
+  fastpersist ls runs/gpt                         checkpoints of a run, newest first
+  fastpersist prune runs/gpt --keep-last 3        removes older ones
   fastpersist bench /mnt/checkpoints              how fast saving and loading are there
 
 Exit status: 0 good, 1 damaged or not as expected, 2 usage, 3 I/O error.)";
@@ -34,8 +36,9 @@ ExitStatus Usage(const CLI::App& app, std::string sentence) {
 }
 
 ExitStatus ParseAndRun(int argc, char** argv) {
-  CLI::App app("Looks into checkpoint files (PyTorch, safetensors), checks and converts them.",
-               "fastpersist");
+  CLI::App app(
+      "Looks into checkpoint files and directories (PyTorch, safetensors), checks and converts.",
+      "fastpersist");
   app.require_subcommand(1);
   app.set_version_flag("--version", "fastpersist " FASTPERSIST_VERSION_STRING);
   app.footer(kFooter);
@@ -43,6 +46,8 @@ ExitStatus ParseAndRun(int argc, char** argv) {
   AddInspect(app, action);
   AddVerify(app, action);
   AddConvert(app, action);
+  AddLs(app, action);
+  AddPrune(app, action);
   AddBench(app, action);
   try {
     app.parse(argc, argv);

@@ -19,6 +19,8 @@ using Action = std::function<ExitStatus()>;
 void AddInspect(CLI::App& app, Action& action);
 void AddVerify(CLI::App& app, Action& action);
 void AddConvert(CLI::App& app, Action& action);
+void AddLs(CLI::App& app, Action& action);
+void AddPrune(CLI::App& app, Action& action);
 void AddBench(CLI::App& app, Action& action);
 
 /// The whole program; returns its exit status and lets nothing escape.

@@ -28,6 +28,8 @@ enum class ExitStatus : std::uint8_t {
     case ErrorCode::kCorrupt:
     case ErrorCode::kUnsupportedFile:
     case ErrorCode::kMismatch:
+    case ErrorCode::kStateChanged:
+    case ErrorCode::kAbandoned:
       return ExitStatus::kDamaged;
   }
   return ExitStatus::kDamaged;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cli/app.h"
+#include "cli/directory.h"
 #include "cli/json_output.h"
 #include "cli/progress_bar.h"
 #include "cli/terminal.h"
@@ -95,6 +96,9 @@ ExitStatus Report(const VerifyOptions& options, const Findings& findings) {
 }
 
 ExitStatus Verify(const VerifyOptions& options) {
+  if (IsDirectory(options.file)) {
+    return VerifyDirectory(options.file, options.quick, options.json);
+  }
   Findings findings;
   const auto file = Open(options.file);
   if (!file && file.error().code != ErrorCode::kCorrupt) return Fail(file.error());
@@ -118,15 +122,20 @@ ExitStatus Verify(const VerifyOptions& options) {
 }  // namespace
 
 void AddVerify(CLI::App& app, Action& action) {
-  auto* command =
-      app.add_subcommand("verify", "Read a whole file and compare every checksum in it");
+  auto* command = app.add_subcommand(
+      "verify", "Read a file or all checkpoints of a directory and compare every checksum");
   command->footer(R"(Goes on after a damage and names each on a line of its own.
 
 Examples:
   fastpersist verify model.pt
-  fastpersist verify --quick model.pt    structure and sizes only, in milliseconds)");
+  fastpersist verify --quick model.pt    structure and sizes only, in milliseconds
+  fastpersist verify runs/gpt            every complete checkpoint
+  fastpersist verify runs/gpt/step-00000200)");
   auto options = std::make_shared<VerifyOptions>();
-  command->add_option("FILE", options->file, "A PyTorch or safetensors file")->required();
+  command
+      ->add_option("FILE", options->file,
+                   "A PyTorch or safetensors file, or a directory of checkpoints")
+      ->required();
   command->add_flag("--quick", options->quick, "Structure and sizes only; no data is read");
   command->add_flag("--json", options->json, "One JSON document (docs/cli.md)");
   command->callback([options, &action] { action = [options] { return Verify(*options); }; });
