@@ -144,7 +144,8 @@ def start(fn: Callable[..., Any], *args: Any, **settings: Any) -> Child:
     """Starts fn(*args), a function of a module, in a child. Settings:
 
     env: variables of the environment. user=True: as an unprivileged user. mounts=True: with mounts
-    of its own, which vanish with it. shim=True: calls will be made to fail.
+    of its own, which vanish with it. shim=True: calls will be made to fail. exits=True: the whole
+    interpreter ends as the function does, and gives no result; stderr goes to the file `stderr`.
     """
     return Child(fn, args, settings)
 
@@ -188,9 +189,15 @@ def _keep(request: int, result: int, status: int) -> None:
 
 def _run(request: int, result: int) -> None:
     value, error, text = None, None, ""
+    path, module, name, args, settings = pickle.loads(os.pread(request, 1 << 24, 0))
+    sys.path[:] = path
+    if settings.pop("exits", False):
+        os.dup2(os.open(settings.pop("stderr"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        fn = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        _prepare(**settings)
+        fn(*args)
+        sys.exit(0)
     try:
-        path, module, name, args, settings = pickle.loads(os.pread(request, 1 << 24, 0))
-        sys.path[:] = path
         fn: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         _prepare(**settings)
         value = fn(*args)
