@@ -36,7 +36,9 @@ _RANK_STREAM = "rank-00000.pt"
 def settled_options(options: Options, memory: int) -> Options:
     """What a checkpointer with that much memory saves with. Raises ArgumentError."""
     if not isinstance(options, Options):
-        raise ArgumentError(f"checkpointer failed: {options!r} is not a fastpersist.Options")
+        raise ArgumentError(
+            f"checkpointer failed: options {options!r} is not a fastpersist.Options"
+        )
     staging = options.staging_bytes or min(_MOST_STAGING, memory // 2 // 4096 * 4096)
     if staging > memory:
         raise ArgumentError(
@@ -209,8 +211,8 @@ class Saver:
             source = Source(core, main, keep, self._wait_timeout)
             spent = time.perf_counter() - start
             ticket = Ticket(step, source, spent, spent - waited)
-            if not core.released:
-                _wait_point.add(source)
+            # Also when everything is read already: a step has to come after the verdict.
+            _wait_point.add(source)
             self._follower.queue.put((ticket, owner))
         except BaseException:  # KeyboardInterrupt: nobody would give the verdict
             core.abandon("save() was interrupted", "save again")

@@ -4,6 +4,7 @@ nowhere else. The device is held, so that waiting is seen without a clock."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import checkpoint_support as support
@@ -130,6 +131,41 @@ def test_groups_added_and_tensors_replaced_after_attach_are_read_in_place_and_wa
     tmp_path: Any,
 ) -> None:
     faults.run(step_after_changes, str(tmp_path), shim=True)
+
+
+def step_after_all_was_read(folder: str) -> None:
+    """The verdict is still to come when the step does."""
+    training = large()
+    with support.open_run(folder, verify_source="full") as ckpt:
+        ckpt.attach(training.optimizer)
+        submit = type(ckpt._saver._writer).submit
+
+        class Quick:
+            """Everything is read before `submit` returns."""
+
+            def submit(self, *arguments: Any) -> Any:
+                ticket = submit(writer, *arguments)
+                assert ticket.wait_released(60, False)
+                return ticket
+
+        writer: Any = ckpt._saver._writer
+        ckpt._saver._writer = Quick()  # type: ignore[assignment]
+        ckpt._saver._follower._follow = lambda ticket, follow=ckpt._saver._follower._follow: (  # type: ignore[method-assign]
+            stepped.wait(60),
+            follow(ticket),
+        )[1]
+        stepped = threading.Event()
+        before = training.values()
+        ticket = ckpt.save(1, training.state())
+        training.step()
+        stepped.set()
+        ticket.result(60)
+        ckpt._saver._writer = writer
+        assert support.difference(ckpt.load().state, before) == ""
+
+
+def test_a_step_right_after_everything_was_read_is_no_false_alarm(tmp_path: Any) -> None:
+    faults.run(step_after_all_was_read, str(tmp_path))
 
 
 # --- Closures ---
