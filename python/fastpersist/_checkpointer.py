@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -252,9 +252,9 @@ class Checkpointer:
 
     def restore(
         self,
-        targets: Mapping[str, Any],
+        targets: MutableMapping[str, Any],
         *,
-        per_rank: Any = None,
+        per_rank: MutableMapping[str, Any] | None = None,
         step: int | None = None,
         generation: str | None = None,
         strict: bool = True,
@@ -267,6 +267,7 @@ class Checkpointer:
         Args:
             targets: from the names in the saved state to modules, optimizers, anything else with
                 state_dict and load_state_dict, tensors, or callables that are handed the value.
+                Plain values are replaced in it.
             per_rank: the same for what was saved as per_rank; often {"rng": set_rng_state}.
             step: None: the newest; if it turns out damaged the next older one, and what was skipped
                 is logged. A number: that one, or an error.
@@ -291,9 +292,8 @@ class Checkpointer:
             if default is _NOTHING:
                 raise _not_found(self.directory, "there is no checkpoint")
             return default
-        own = None if per_rank is None else dict(per_rank)
         return _recovery.restore_first(
-            candidates, dict(targets), own, strict, map_location, weights_only
+            candidates, targets, per_rank, strict, map_location, weights_only
         )
 
     def load(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,7 +50,8 @@ class Candidate:
 
     path: Path
     step: int
-    streams: tuple[str, ...]
+    streams: Mapping[str, tuple[int, int]]
+    """From the names of its files to their sizes and CRC-32."""
     metadata: str
 
     @property
@@ -101,7 +103,7 @@ def candidates(
 
 def restore_first(
     found: list[Candidate],
-    targets: dict[Any, Any],
+    targets: Any,
     per_rank: Any,
     strict: bool,
     map_location: Any,
@@ -155,11 +157,28 @@ def _first_whole(found: list[Candidate], take: Callable[[Candidate], _T]) -> _T:
             return take(candidate)
         except (CorruptCheckpointError, StorageError) as error:
             partially = partially or error.partially_restored
-            skipped.append((candidate.path.name, str(error)))
-            if candidate is not found[-1]:
-                logger.warning("checkpoint %s is passed over: %s", candidate.path.name, error)
             last: Error = error
+        except UnsupportedFileError as error:
+            # Damage can look like a file of another kind.
+            if _is_as_written(candidate):
+                raise
+            last = error
+        skipped.append((candidate.path.name, str(last)))
+        if candidate is not found[-1]:
+            logger.warning("checkpoint %s is passed over: %s", candidate.path.name, last)
     raise _none_good(found[0].path.parent, skipped, partially) from last
+
+
+def _is_as_written(candidate: Candidate) -> bool:
+    """All bytes of all files are what the manifest says."""
+    for name, (size, expected) in candidate.streams.items():
+        crc, read = 0, 0
+        with (candidate.path / name).open("rb") as file:
+            while block := file.read(1 << 20):
+                crc, read = zlib.crc32(block, crc), read + len(block)
+        if (read, crc) != (size, expected):
+            return False
+    return True
 
 
 def _rank_part(
@@ -199,7 +218,7 @@ def _candidate(directory: Path, entry: Mapping[str, Any]) -> Candidate:
     return Candidate(
         directory / entry["name"],
         entry["step"],
-        tuple(stream["name"] for stream in entry["streams"]),
+        {stream["name"]: (stream["size"], stream["crc"]) for stream in entry["streams"]},
         entry["metadata"] or "{}",
     )
 
