@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import gc
 import io
+import pickle
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -136,10 +137,28 @@ def through_torch(
     Raises: whatever torch raises. Precondition: `self_test()`.
     """
     reader = ArchiveReader(file, read_all)
-    made = torch.serialization._load(reader, map_location, pickle_module, **pickle_load_args)  # type: ignore[no-untyped-call]
+    try:
+        made = torch.serialization._load(reader, map_location, pickle_module, **pickle_load_args)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if pickle_module is not torch._weights_only_unpickler or not _refuses_by_runtime_error():
+            raise
+        raise pickle.UnpicklingError(str(error)) from error
     if reader.arena is not None:
         reader.arena.let_go()
     return made
+
+
+@functools.cache
+def _refuses_by_runtime_error() -> bool:
+    """Before torch 2.5 torch.load turned any RuntimeError of this unpickler into a refusal."""
+    unpickler: Any = torch._weights_only_unpickler
+    try:
+        unpickler.load(io.BytesIO(b"cos\nsystem\n."))
+    except pickle.UnpicklingError:
+        return False
+    except RuntimeError:
+        return True
+    return False
 
 
 def _unpickle_plain(file: _core.File, arena: _core.Arena, any_location: bool) -> tuple[Any] | str:
