@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "pipeline/filler.h"
+#include "testing/held_memory.h"
 #include "testing/seed.h"
 #include "testing/streams.h"
 
@@ -68,7 +69,7 @@ class Guarded {
       added.address = &watched->address;
       added.size = &watched->size;
     }
-    setting.spare = spare_;
+    if (setting.spare.empty()) setting.spare = spare_;
     gate = std::make_unique<MemoryGate>(made.stream, std::move(setting));
   }
 
@@ -525,6 +526,78 @@ TEST(MemoryGate, AbandonWaitsForTheBlockThatIsBeingCopied) {
   EXPECT_FALSE(too_early);
 }
 
+// An owner is held in the middle of a copy, of the last 12 of the 40 live bytes.
+class MemoryGateHeldCopyTest : public ::testing::Test {
+ protected:
+  MemoryGateHeldCopyTest() : setup_(SmallStream(), kLive, {.spare = held_.bytes().first(12)}) {}
+  void StartOwner() {
+    owner_ = std::thread([this] {
+      EXPECT_TRUE(setup_.gate->WaitReleased(Later(), true));
+      setup_.Change();
+    });
+    held_.AwaitToucher();
+  }
+  void LetOwnerGo() {
+    held_.LetGo();
+    owner_.join();
+  }
+
+  fastpersist::testing::HeldMemory held_{4096};
+  Guarded setup_;
+
+ private:
+  std::thread owner_;
+};
+
+TEST_F(MemoryGateHeldCopyTest, NobodyIsLetGoWhileACopyIsMade) {
+  Writer writer(setup_);
+  ASSERT_TRUE(writer.Begin());
+  StartOwner();
+  while (!writer.AtEnd()) ASSERT_TRUE(writer.Block(10));  // all of it, from where it lay
+  EXPECT_FALSE(setup_.gate->released());
+  EXPECT_FALSE(setup_.gate->WaitReleased(Now(), true));
+  LetOwnerGo();
+  EXPECT_EQ(writer.out(), setup_.old);
+  EXPECT_FALSE(setup_.gate->error());
+}
+
+TEST_F(MemoryGateHeldCopyTest, AnAttemptThatEndsMeanwhileWaitsAndTheNextUsesTheCopy) {
+  Writer first(setup_);
+  ASSERT_TRUE(first.Begin());
+  ASSERT_TRUE(first.Block(30));
+  StartOwner();
+  ASSERT_TRUE(first.Block(5));
+  std::atomic<bool> let_go = false;
+  std::thread ending([&] {
+    setup_.gate->End();
+    EXPECT_TRUE(let_go);
+  });
+  let_go = true;
+  held_.LetGo();
+  ending.join();
+  Writer second(setup_);
+  ASSERT_TRUE(second.Begin());
+  ASSERT_TRUE(second.Finish(10));
+  LetOwnerGo();
+  EXPECT_EQ(second.out(), setup_.old);
+  EXPECT_FALSE(setup_.gate->error());
+}
+
+TEST_F(MemoryGateHeldCopyTest, WhoeverAbandonsWaitsForTheCopy) {
+  StartOwner();
+  std::atomic<bool> let_go = false;
+  std::thread abandoning([&] {
+    setup_.gate->Abandon(Given());
+    EXPECT_TRUE(let_go);
+  });
+  while (!setup_.gate->error()) std::this_thread::yield();
+  EXPECT_FALSE(setup_.gate->released());
+  let_go = true;
+  LetOwnerGo();
+  abandoning.join();
+  EXPECT_TRUE(setup_.gate->released());
+}
+
 TEST(MemoryGate, AnAttemptMayBeRepeatedUntilTheMemoryIsGivenBack) {
   for (std::uint64_t at = 1; at <= 71; ++at) {
     Guarded setup(SmallStream(), kLive, {.verify = VerifySource::kFull});
@@ -548,7 +621,7 @@ TEST(MemoryGate, AnAttemptThatFailsWhileADeviceReadsIsRepeated) {
   ASSERT_TRUE(setup.gate->Claim(71));
   setup.gate->Filled(RenderPlainly(setup.made.stream).digests, /*in_place=*/true);
   setup.gate->End();
-  EXPECT_FALSE(setup.gate->released());
+  EXPECT_FALSE(setup.gate->WaitReleased(Now(), true));
   Writer again(setup);
   ASSERT_TRUE(again.Begin());
   ASSERT_TRUE(again.Finish(71));
