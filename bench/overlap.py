@@ -200,11 +200,19 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.json:
         arguments.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-    if arguments.chart:
-        overlap_chart.draw_costs(written, arguments.chart)
-    if arguments.timeline:
-        overlap_chart.draw_timeline(written, arguments.timeline, next(iter(results)))
+    draw(arguments, written, list(results))
     return 0
+
+
+def draw(arguments: argparse.Namespace, written: dict[str, Any], measured: Sequence[str]) -> None:
+    """The charts that were asked for, as far as there is something to draw."""
+    try:
+        if arguments.chart:
+            overlap_chart.draw_costs(written, arguments.chart)
+        if arguments.timeline:
+            overlap_chart.draw_timeline(written, arguments.timeline, *measured[:1])
+    except ValueError as error:
+        progress(f"no chart: {error}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -101,6 +101,8 @@ def measure(
     """
     setting = SETTINGS[name]
     names = wanted(name, run.only)
+    if not names:
+        return None, {"skipped": "skipped: none of the arms asked for has a part in it"}
     with contextlib.ExitStack() as stack:
         try:
             facts, processes = _start(setting, names, run, directory, stack, progress)
@@ -116,8 +118,8 @@ def measure(
             titles={arm: arms.TITLES[arm] for arm in names},
         )
         for arm in names:
-            if reason := arms.missing(arm):
-                _leave_out(result, arm, reason, progress)
+            if (why := arms.missing(arm)) is not None:
+                _leave_out(result, arm, why, progress)
         _run_rounds(result, run, processes, progress)
     return result, facts
 

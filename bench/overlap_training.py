@@ -50,13 +50,15 @@ class GptTraining:
 
     def __init__(self, size: float, seed: int, sleep: float) -> None:
         sys.path.insert(0, str(DEMO))
-        import gpt
+        import gpt  # type: ignore[import-not-found]
 
         torch.manual_seed(seed)
         width = max(HEADS, round(WIDTH * size**0.5 / HEADS) * HEADS)
         config = gpt.Config(LAYERS, HEADS, width, context=CONTEXT, vocabulary=VOCABULARY)
-        self.model = gpt.GPT(config)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), 3e-4, (0.9, 0.95))
+        self.model: torch.nn.Module = gpt.GPT(config)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            self.model.parameters(), 3e-4, (0.9, 0.95)
+        )
         self._generator = torch.Generator().manual_seed(seed)
 
     def compute(self) -> None:
@@ -75,7 +77,9 @@ class SleepingTraining:
     def __init__(self, size: float, seed: int, sleep: float) -> None:
         self.model = GptTraining(size, seed, sleep).model
         parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.SGD(parameters, 1e-6, momentum=0.9, foreach=True)
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            parameters, 1e-6, momentum=0.9, foreach=True
+        )
         self._sleep = sleep
         _give_gradients(parameters)
 
@@ -94,7 +98,7 @@ class AttachedTensors:
             parameter = torch.nn.Parameter(torch.randn(max(1, round(rows * size)), *rest))
             self.model.register_parameter(name.replace(".", "_"), parameter)
         parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.Adam(parameters, 1e-6, foreach=True)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters, 1e-6, foreach=True)
         _give_gradients(parameters)
 
     def compute(self) -> None:

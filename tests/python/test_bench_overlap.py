@@ -361,6 +361,23 @@ def test_charts_are_drawn_from_a_document(tmp_path: Path) -> None:
         overlap_chart.draw_costs({"summaries": {}}, tmp_path / "no.png")
 
 
+def test_nothing_to_draw_is_told_and_costs_no_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    arguments = overlap.parse_arguments(["--timeline", str(tmp_path / "timeline.png")])
+    overlap.draw(arguments, {"states": [], "summaries": {}}, [])
+    assert "no chart: nothing to draw" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_setting_without_the_arms_asked_for_is_skipped(tmp_path: Path) -> None:
+    run = overlap_rounds.Run(0.001, 0, 1, 1, None, only=["zero-copy"])
+    result, known = overlap_rounds.measure("sleep", run, tmp_path, print)
+    assert result is None
+    assert known["skipped"].startswith("skipped: none of the arms")
+
+
 # --- The limit on the device ---
 
 
