@@ -187,7 +187,9 @@ Result<void> CheckpointWriter::Worker::WriteStreams(CheckpointTicket& ticket,
 Result<CheckpointInfo> CheckpointWriter::Worker::WriteInto(CheckpointTicket& ticket,
                                                            commit::Generation& generation) {
   const auto start = Clock::now();
-  CheckpointInfo info{.generation = generation.name(), .step = ticket.step()};
+  CheckpointInfo info;
+  info.generation = generation.name();
+  info.step = ticket.step();
   commit::Manifest manifest{.metadata = ticket.request_.metadata};
   if (auto written = WriteStreams(ticket, generation, info, manifest); !written) {
     return std::unexpected(std::move(written.error()));
