@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,10 @@ import fastpersist as fp
 from fastpersist import _log
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+# Started in the background of a shell, pytest ignores SIGINT, and so would every child.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def leftovers(folder: Path) -> list[Path]:
