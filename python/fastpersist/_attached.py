@@ -113,6 +113,8 @@ class Ranges:
 
     def meets(self, address: int, size: int) -> bool:
         """At least one byte does."""
+        if size > 0 and address in self._bytes:
+            return True
         before = self._last_begin_until(address + size - 1)
         return size > 0 and before is not None and address < before[1]
 

@@ -19,6 +19,7 @@ from fastpersist._attached import SMALL, Attached, Owned, Ranges
 from fastpersist._errors import UnsupportedStateError
 
 PAGE = 4096
+_PAGE_TEXT = str(PAGE).encode()
 _MOST_PADDING = 0.01
 
 LiveRecord = tuple[int, str, int]
@@ -119,21 +120,18 @@ def _pickled(state: Any) -> _capture.Capture:
 
 def _laid_out(records: list[Any], name: str, alignment: int, page_aligned: bool) -> _core.Stream:
     prefix = _core.archive_prefix(name.encode())
-    plain = _core.torch_stream(records, prefix, alignment)
-    if not page_aligned or alignment >= PAGE or not _states_alignment(records):
-        return plain
-    aligned = [(key, _page(key, body)) for key, body in records]
-    stream = _core.torch_stream(aligned, prefix, PAGE)
-    return stream if stream.size - plain.size <= _MOST_PADDING * plain.size else plain
+    if page_aligned and alignment < PAGE and _is_worth_pages(records):
+        records = [(key, _PAGE_TEXT if key == ".storage_alignment" else b) for key, b in records]
+        alignment = PAGE
+    return _core.torch_stream(records, prefix, alignment)
 
 
-def _states_alignment(records: list[Any]) -> bool:
-    """torch from 2.7 on reads the alignment from the file."""
-    return any(key == ".storage_alignment" for key, _ in records)
-
-
-def _page(key: str, body: Any) -> Any:
-    return str(PAGE).encode() if key == ".storage_alignment" else body
+def _is_worth_pages(records: list[Any]) -> bool:
+    """The file states its alignment (torch from 2.7 on reads it there), and half a page for each
+    record makes it hardly larger."""
+    content = sum(body[1] for _, body in records if type(body) is tuple)
+    states = any(key == ".storage_alignment" for key, _ in records)
+    return states and len(records) * PAGE / 2 <= _MOST_PADDING * content
 
 
 def _identities(owned: list[Owned]) -> dict[int, int]:

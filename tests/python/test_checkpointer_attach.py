@@ -198,3 +198,53 @@ def test_attach_keeps_nothing_alive(tmp_path: Any) -> None:
     del ckpt
     gc.collect()
     assert reference() is None
+
+
+def save_frozen(folder: str, change: bool) -> None:
+    """Weights that nobody changes are read in place; if somebody does, nothing is committed."""
+    base = Training(layers=40).model.requires_grad_(False).eval()
+    head = torch.nn.Linear(96, 1)
+    with support.open_run(folder, memory=SMALL) as ckpt, held(folder) as hold:
+        ckpt.attach(torch.optim.SGD(head.parameters(), lr=0.1), frozen=base)
+        state = {"base": base.state_dict(), "head": head.state_dict()}
+        before = support.copy.deepcopy(state)
+        ticket = ckpt.save(1, state)  # copying would have to wait for the device
+        hold.reached()
+        if change:
+            base[4].weight.add_(1)
+        hold.release()
+        if change:
+            error = support.failure(ticket)
+            assert isinstance(error, fp.StateChangedError)
+            assert error.tensor == "['base']['4.weight']"
+        else:
+            ticket.result(60)
+            assert support.difference(ckpt.load().state, before) == ""
+
+
+@pytest.mark.parametrize("change", [False, True], ids=["unchanged", "changed"])
+def test_frozen_weights_are_read_in_place_and_watched(change: bool, tmp_path: Any) -> None:
+    faults.run(save_frozen, str(tmp_path), change, shim=True)
+
+
+def save_what_was_replaced(folder: str) -> None:
+    """NVIDIA-NeMo/RL#3312: nothing of an earlier save decides what a later one writes."""
+    training = Training()
+    with support.open_run(folder) as ckpt:
+        ckpt.attach(training.optimizer)
+        ckpt.save(1, training.state()).result(60)
+        for weight in training.weights():
+            weight.data = torch.randn_like(weight)
+        training.weights()[1].data = torch.randn(200, 90, dtype=torch.float64)
+        before = training.values()
+        ckpt.save(2, training.state()).result(60)
+        assert support.difference(ckpt.load(2).state, before) == ""
+        with torch.no_grad():
+            training.weights()[0].add_(1)
+        before = training.values()
+        ckpt.save(3, training.state()).result(60)
+        assert support.difference(ckpt.load(3).state, before) == ""
+
+
+def test_tensors_replaced_between_saves_are_saved_with_their_new_values(tmp_path: Any) -> None:
+    faults.run(save_what_was_replaced, str(tmp_path))
