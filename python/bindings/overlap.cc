@@ -27,6 +27,7 @@
 #include "errors.h"
 #include "file/file_ops.h"
 #include "memory/arena.h"
+#include "owned_tensors.h"
 #include "storage_cells.h"
 
 namespace nb = nanobind;
@@ -339,6 +340,8 @@ void BindOverlap(nb::module_& m) {
       .def_prop_ro("used", &CapturePool::used);
   m.def("learn_storage_layout", &LearnLayout, nb::arg("storages"));
   m.def("peek_storage", &PeekStorage, nb::arg("identity"));
+  m.def("owned_tensors", &OwnedTensors, nb::arg("tensors"), nb::arg("least_bytes"),
+        nb::arg("is_dense"));
   m.def("memory_align", &MemoryAlign, nb::arg("root"));
   m.def("keep_forever", &KeepForever, nb::arg("object").none());
   BindTicket(m);

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastpersist import _wait_point
+from fastpersist import _core, _wait_point
 from fastpersist._errors import ArgumentError
 
 SMALL = 16 << 10
@@ -76,21 +76,8 @@ class Attached:
 
     def owned(self) -> list[Owned]:
         """All of it that lies densely in host memory of this process alone."""
-        found = []
-        for tensor in self.tensors():
-            try:
-                size = tensor.nbytes
-                if size < SMALL or not tensor.is_cpu or not _is_dense(tensor):
-                    continue
-                storage, address = tensor.untyped_storage(), tensor.data_ptr()
-                # Other processes do not ask before they write.
-                if address == 0 or storage.is_shared():
-                    continue
-                version = None if tensor.is_inference() else int(tensor._version)
-                found.append(Owned(tensor, storage, address, size, version))
-            except (RuntimeError, TypeError):  # a subclass without memory of its own
-                continue
-        return found
+        found = _core.owned_tensors(list(self.tensors()), SMALL, _is_dense)
+        return [Owned(*item) for item in found]
 
 
 class Ranges:
