@@ -193,12 +193,12 @@ def _run(request: int, result: int) -> None:
     sys.path[:] = path
     if settings.pop("exits", False):
         os.dup2(os.open(settings.pop("stderr"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-        fn = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        fn: Any = _function(module, name)
         _prepare(**settings)
         fn(*args)
         sys.exit(0)
     try:
-        fn: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        fn = _function(module, name)
         _prepare(**settings)
         value = fn(*args)
     except BaseException as caught:
@@ -210,6 +210,11 @@ def _run(request: int, result: int) -> None:
         data = pickle.dumps((None, None, text or "the result cannot be pickled"))
     os.lseek(result, 0, os.SEEK_SET)
     os.write(result, data)
+
+
+def _function(module: str, name: str) -> Any:
+    found: Any = importlib.import_module(module)
+    return functools.reduce(getattr, name.split("."), found)
 
 
 def _prepare(

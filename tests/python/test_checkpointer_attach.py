@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import Any
@@ -202,12 +203,12 @@ def test_attach_keeps_nothing_alive(tmp_path: Any) -> None:
 
 def save_frozen(folder: str, change: bool) -> None:
     """Weights that nobody changes are read in place; if somebody does, nothing is committed."""
-    base = Training(layers=40).model.requires_grad_(False).eval()
+    base: Any = Training(layers=40).model.requires_grad_(False).eval()
     head = torch.nn.Linear(96, 1)
     with support.open_run(folder, memory=SMALL) as ckpt, held(folder) as hold:
         ckpt.attach(torch.optim.SGD(head.parameters(), lr=0.1), frozen=base)
         state = {"base": base.state_dict(), "head": head.state_dict()}
-        before = support.copy.deepcopy(state)
+        before = copy.deepcopy(state)
         ticket = ckpt.save(1, state)  # copying would have to wait for the device
         hold.reached()
         if change:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pathlib
@@ -57,6 +58,11 @@ def _only_temporary(folder: pathlib.Path) -> None:
     (folder / "state.pt").rename(folder / "state.pt.tmp")
 
 
+def _empty(folder: pathlib.Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
 # What is done to it, and what the message says; None: it is no checkpoint and goes without a word.
 DAMAGE: dict[str, tuple[Callable[[pathlib.Path], Any], str | None]] = {
     "file missing": (lambda d: (d / "state.pt").unlink(), "'state.pt' is missing"),
@@ -71,7 +77,7 @@ DAMAGE: dict[str, tuple[Callable[[pathlib.Path], Any], str | None]] = {
     "manifest empty": (lambda d: (d / "manifest.json").write_text(""), "manifest is damaged"),
     "manifest zeros": (lambda d: (d / "manifest.json").write_bytes(bytes(300)), "manifest"),
     "temporary names only": (_only_temporary, None),
-    "directory empty": (lambda d: (shutil.rmtree(d), d.mkdir()), None),
+    "directory empty": (_empty, None),
     "directory missing": (shutil.rmtree, None),
 }
 
@@ -143,7 +149,7 @@ def test_a_mismatch_is_an_error_and_not_a_reason_to_go_back(tmp_path: Any) -> No
             (state_of(0), {"rank": 0, "other": 1}),
         ]
         for target, rank in wrong:
-            before = support.copy.deepcopy(target)
+            before = copy.deepcopy(target)
             with pytest.raises(fp.MismatchError, match="nothing was touched"):
                 ckpt.restore(target, per_rank=rank)
             assert support.difference(target, before) == ""

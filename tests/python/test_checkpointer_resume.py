@@ -39,7 +39,7 @@ class Run:
         torch.manual_seed(5)
         random.seed(5)
         torch.set_num_threads(1)
-        numbers = torch.randn(BATCHES * 8, 130)
+        numbers: Any = torch.randn(BATCHES * 8, 130)
         self.model = torch.nn.Sequential(
             torch.nn.Linear(130, 64), torch.nn.BatchNorm1d(64), torch.nn.Dropout(0.3),
             torch.nn.Linear(64, 1),

@@ -182,10 +182,14 @@ def test_threads_that_save_at_once_take_turns(tmp_path: Any) -> None:
             assert state["step"] == step and bool((state["x"] == step).all())
 
 
-def _resident() -> int:
-    """Bytes."""
+def _in_use() -> dict[str, int]:
+    """What this process has."""
     pages = pathlib.Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "bytes": int(pages) * os.sysconf("SC_PAGE_SIZE"),
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
 
 
 def save_often(number: int) -> dict[str, int]:
@@ -201,15 +205,11 @@ def save_often(number: int) -> dict[str, int]:
                 if step % 7 == 0:  # one that fails
                     with pytest.raises(fp.UnsupportedStateError):
                         ckpt.save(step, {"fn": lambda: 1})
-                now = {
-                    "bytes": _resident(),
-                    "files": len(os.listdir("/proc/self/fd")),
-                    "threads": len(os.listdir("/proc/self/task")),
-                }
                 if step == number // 4:
                     ckpt.wait_until_finished(60)
-                    before = now
+                    before = _in_use()
             ckpt.wait_until_finished(60)
+            now = _in_use()
             assert ckpt.all_steps() == [number - 2, number - 1]
     return {name: now[name] - before[name] for name in now}
 

@@ -7,6 +7,7 @@ comes last was not, and nothing can be committed before it is let go.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import checkpoint_support as support
@@ -17,6 +18,9 @@ import torch
 from checkpoint_support import Training, held
 
 import fastpersist as fp
+
+untyped: Any = torch
+"""With what its stubs leave out."""
 
 # --- What is not attached has its old values, whatever happens ---
 
@@ -35,7 +39,7 @@ class Zoo:
             "ema": [w.detach().clone() for w in self.training.weights()],
             "numpy": torch.from_numpy(self.array),
             "array": np.arange(100),
-            "shared": torch.zeros(50_000).share_memory_(),
+            "shared": untyped.zeros(50_000).share_memory_(),
             "step": torch.tensor(3.0),
             "inference": self.inference,
             "view": base[5:500],
@@ -57,7 +61,7 @@ class Zoo:
 
 def change_all_after_save(folder: str, hold_at: int) -> None:
     zoo = Zoo()
-    before = support.copy.deepcopy(zoo.state)
+    before = copy.deepcopy(zoo.state)
     with support.open_run(folder) as ckpt, held(folder, hold_at) as hold:
         ticket = ckpt.save(1, zoo.state)
         hold.reached()
@@ -74,7 +78,7 @@ def test_what_is_not_attached_has_its_old_values(hold_at: int, tmp_path: Any) ->
 
 def change_without_room(folder: str) -> None:
     zoo = Zoo()
-    before = support.copy.deepcopy(zoo.state)
+    before = copy.deepcopy(zoo.state)
     with support.open_run(folder, memory=1 << 20) as ckpt, faults.warnings_logged() as warnings:
         ticket = ckpt.save(1, zoo.state)
         zoo.change()
@@ -91,7 +95,7 @@ def change_what_the_optimizer_does_not_own(folder: str) -> None:
     training = Training()
     ema = [w.detach().clone() for w in training.weights()]
     state = {**training.state(), "ema": ema}
-    before = support.copy.deepcopy(state)
+    before = copy.deepcopy(state)
     with support.open_run(folder, verify_source="full") as ckpt, held(folder) as hold:
         ckpt.attach(training.optimizer)
         ticket = ckpt.save(1, state)
@@ -170,12 +174,12 @@ def _fused(name: str) -> Any:
         one = [torch.ones_like(weight)]
         zeros = [[torch.zeros_like(weight)] for _ in range(2)]
         if name == "sgd":
-            torch._fused_sgd_(
+            untyped._fused_sgd_(
                 [weight], one, [], weight_decay=0.0, momentum=0.0, lr=0.1, dampening=0.0,
                 nesterov=False, maximize=False, is_first_step=True,
             )  # fmt: skip
         else:
-            function = torch._fused_adam_ if name == "adam" else torch._fused_adamw_
+            function = untyped._fused_adam_ if name == "adam" else untyped._fused_adamw_
             function(
                 [weight], one, *zeros, [], [torch.tensor(1.0)], lr=0.1, beta1=0.9, beta2=0.99,
                 weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
@@ -189,7 +193,7 @@ def _numpy(weight: Any) -> None:
 
 
 def _dlpack(weight: Any) -> None:
-    torch.from_dlpack(torch.utils.dlpack.to_dlpack(weight.detach())).add_(1)
+    untyped.from_dlpack(untyped.utils.dlpack.to_dlpack(weight.detach())).add_(1)
 
 
 WAYS: dict[str, Any] = {
@@ -283,7 +287,7 @@ def replace(folder: str, way: str, which: int, flat: bool) -> None:
         for at, weight in enumerate(training.weights()):
             weight.data = buffer[at * 9216 : (at + 1) * 9216].view(96, 96)
         state = training.state()
-    before = support.copy.deepcopy(state)
+    before = copy.deepcopy(state)
     with support.open_run(folder, verify_source="full") as ckpt, held(folder, 150_000) as hold:
         ckpt.attach(training.optimizer)
         ticket = ckpt.save(1, state)

@@ -42,7 +42,7 @@ def test_the_step_of_an_attached_optimizer_waits(kind: str, tmp_path: Any) -> No
 
 def step_compiled(folder: str) -> None:
     training = large(torch.optim.SGD)
-    compiled = torch.compile(training.optimizer.step, backend="eager")
+    compiled: Any = torch.compile(training.optimizer.step, backend="eager")
     training.backward()
     compiled()
     check_that_it_waits(
@@ -148,19 +148,19 @@ def step_after_all_was_read(folder: str) -> None:
                 assert ticket.wait_released(60, False)
                 return ticket
 
-        writer: Any = ckpt._saver._writer
-        ckpt._saver._writer = Quick()  # type: ignore[assignment]
-        ckpt._saver._follower._follow = lambda ticket, follow=ckpt._saver._follower._follow: (  # type: ignore[method-assign]
-            stepped.wait(60),
-            follow(ticket),
-        )[1]
-        stepped = threading.Event()
+        def follow_later(ticket: fp.Ticket) -> None:
+            assert stepped.wait(60)
+            follow(ticket)
+
+        saver: Any = ckpt._saver
+        writer, follow, stepped = saver._writer, saver._follower._follow, threading.Event()
+        saver._writer, saver._follower._follow = Quick(), follow_later
         before = training.values()
         ticket = ckpt.save(1, training.state())
         training.step()
         stepped.set()
         ticket.result(60)
-        ckpt._saver._writer = writer
+        saver._writer = writer
         assert support.difference(ckpt.load().state, before) == ""
 
 
