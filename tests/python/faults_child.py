@@ -103,7 +103,7 @@ class Child:
         socket.send_fds(_server(), [b"!"], [request, self._result, status_end])
         os.close(request)
         os.close(status_end)
-        self.pid = self._next_number(60)
+        self.pid = self._next_number(180)  # the first one waits for the server's imports
 
     def _next_number(self, timeout: float) -> int:
         if not select.select([self._status], [], [], timeout)[0]:
