@@ -32,7 +32,9 @@
 #include "overlap.h"
 #include "pipeline/filler.h"
 #include "reading.h"
+#include "save_seconds.h"
 #include "state_pickler.h"
+#include "unlocked.h"
 
 namespace nb = nanobind;
 
@@ -42,6 +44,8 @@ using fastpersist::Result;
 using fastpersist::layout::Extent;
 using fastpersist::layout::Stream;
 using fastpersist::python::Raise;
+using fastpersist::python::SecondsDict;
+using fastpersist::python::Unlocked;
 using fastpersist::python::Unwrap;
 
 // The memory of a tensor: (address, bytes). Kept alive by the caller.
@@ -150,15 +154,8 @@ fastpersist::SaveInfo Save(const Stream& stream, const nb::bytes& path,
   return Unwrap(std::move(result));
 }
 
-// Calls function without the GIL: opening a FIFO waits for its reader, which may be a thread of
-// ours.
-template <class Function>
-auto Unlocked(Function function) {
-  const nb::gil_scoped_release unlocked;
-  return function();
-}
-
-// A target that somebody else (torch.save) writes through fileno().
+// A target that somebody else (torch.save) writes through fileno(). Opening a FIFO waits for its
+// reader, which may be a thread of ours.
 class PyPublication {
  public:
   PyPublication(const nb::bytes& path, const fastpersist::Options& options)
@@ -188,17 +185,6 @@ class PyPublication {
   fastpersist::commit::Target target_;
   std::optional<fastpersist::commit::Publication> publication_;
 };
-
-nb::dict SecondsDict(const fastpersist::SaveInfo& info) {
-  nb::dict seconds;
-  seconds["plan"] = info.seconds.plan;
-  seconds["fill"] = info.seconds.fill;
-  seconds["write"] = info.seconds.write;
-  seconds["sync"] = info.seconds.sync;
-  seconds["commit"] = info.seconds.commit;
-  seconds["total"] = info.seconds.total;
-  return seconds;
-}
 
 fastpersist::Options MakeOptions(const std::string& engine,
                                  std::optional<std::uint64_t> block_bytes,

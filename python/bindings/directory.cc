@@ -16,6 +16,7 @@
 #include "commit/catalog.h"
 #include "commit/retention.h"
 #include "errors.h"
+#include "unlocked.h"
 
 namespace nb = nanobind;
 
@@ -24,13 +25,6 @@ namespace {
 
 using commit::CatalogEntry;
 using commit::Root;
-
-// Without the GIL.
-template <class Function>
-auto Unlocked(Function function) {
-  const nb::gil_scoped_release unlocked;
-  return function();
-}
 
 // As os.fsdecode does it: names in a directory may be any bytes.
 nb::object FileName(const std::string& name) {

@@ -28,7 +28,9 @@
 #include "file/file_ops.h"
 #include "memory/arena.h"
 #include "owned_tensors.h"
+#include "save_seconds.h"
 #include "storage_cells.h"
+#include "unlocked.h"
 
 namespace nb = nanobind;
 
@@ -203,22 +205,8 @@ nb::dict ResultDict(const checkpoint::CheckpointInfo& info) {
   result["direct"] = info.save.direct;
   result["warning"] = ToBytes(info.save.warning);
   result["retired"] = info.retired;
-  nb::dict seconds;
-  seconds["plan"] = info.save.seconds.plan;
-  seconds["fill"] = info.save.seconds.fill;
-  seconds["write"] = info.save.seconds.write;
-  seconds["sync"] = info.save.seconds.sync;
-  seconds["commit"] = info.save.seconds.commit;
-  seconds["total"] = info.save.seconds.total;
-  result["seconds"] = seconds;
+  result["seconds"] = SecondsDict(info.save);
   return result;
-}
-
-// Calls function without the GIL.
-template <class Function>
-auto Unlocked(Function function) {
-  const nb::gil_scoped_release unlocked;
-  return function();
 }
 
 Error GivenUp(const std::string& code, const std::string& detail, const std::string& advice) {

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/append_sentence.h"
 #include "base/fork_guard.h"
 #include "base/signals_blocked.h"
 #include "checkpoint/save_stream.h"
@@ -20,11 +21,6 @@
 namespace fastpersist::checkpoint {
 namespace {
 
-void Append(std::string& text, const std::string& more) {
-  if (more.empty()) return;
-  text += text.empty() ? more : "; " + more;
-}
-
 void AddTo(SaveInfo& sum, const SaveInfo& one) {
   sum.bytes += one.bytes;
   sum.staged_bytes += one.staged_bytes;
@@ -34,7 +30,7 @@ void AddTo(SaveInfo& sum, const SaveInfo& one) {
   sum.seconds.write += one.seconds.write;
   sum.seconds.sync += one.seconds.sync;
   sum.seconds.commit += one.seconds.commit;
-  Append(sum.warning, one.warning);
+  base::AppendSentence(sum.warning, one.warning);
 }
 
 commit::ManifestStream Describe(const std::string& name, const std::string& root,
@@ -204,7 +200,7 @@ Result<CheckpointInfo> CheckpointWriter::Worker::WriteInto(CheckpointTicket& tic
   if (!sequence) return std::unexpected(std::move(sequence.error()));
   info.sequence = *sequence;
   info.save.path = generation.path();
-  Append(info.save.warning, generation.warning());
+  base::AppendSentence(info.save.warning, generation.warning());
   RetireOlder(info);
   const std::chrono::duration<double> commit = Clock::now() - commit_start;
   const std::chrono::duration<double> total = Clock::now() - start;
@@ -220,7 +216,8 @@ void CheckpointWriter::Worker::RetireOlder(CheckpointInfo& info) {
   if (!retention_.keep_last && !again) return;
   const auto catalog = commit::ReadCatalog(*root_, *environment_.files);
   if (!catalog) {
-    Append(info.save.warning, "old checkpoints were not retired: " + catalog.error().Message());
+    base::AppendSentence(info.save.warning,
+                         "old checkpoints were not retired: " + catalog.error().Message());
     return;
   }
   for (const std::size_t index : commit::ChooseRetired(*catalog, retention_)) {
@@ -228,8 +225,8 @@ void CheckpointWriter::Worker::RetireOlder(CheckpointInfo& info) {
     if (auto retired = commit::Retire(*root_, name, *environment_.files); retired) {
       info.retired.push_back(name);
     } else {
-      Append(info.save.warning,
-             fmt::format("{} was not retired: {}", name, retired.error().Message()));
+      base::AppendSentence(info.save.warning,
+                           fmt::format("{} was not retired: {}", name, retired.error().Message()));
     }
   }
 }

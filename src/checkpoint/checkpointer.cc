@@ -11,6 +11,7 @@
 #include <set>
 #include <utility>
 
+#include "base/append_sentence.h"
 #include "base/fork_guard.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/found_checkpoint.h"
@@ -122,9 +123,7 @@ Result<SaveInfo> Ticket::Get() const {
   const auto& result = impl_->core->result();
   if (!result) return std::unexpected(result.error());
   SaveInfo info = result->save;
-  if (!impl_->warning.empty()) {
-    info.warning += info.warning.empty() ? impl_->warning : "; " + impl_->warning;
-  }
+  base::AppendSentence(info.warning, impl_->warning);
   return info;
 }
 
@@ -254,8 +253,8 @@ Result<Checkpointer> Checkpointer::Open(const std::filesystem::path& directory,
   impl->root = *std::move(root);
   impl->warning = impl->root->lock_warning();
   if (const auto left = commit::RemoveLeftovers(*impl->root, Files()); !left) {
-    impl->warning += (impl->warning.empty() ? "" : "; ") +
-                     ("what killed runs left was not removed: " + left.error().Message());
+    base::AppendSentence(impl->warning,
+                         "what killed runs left was not removed: " + left.error().Message());
   }
   impl->writer = std::make_unique<CheckpointWriter>(
       impl->root, impl->options.options,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/align.h"
+#include "base/append_sentence.h"
 #include "base/fork_guard.h"
 #include "checkpoint/buffer_sizes.h"
 #include "checkpoint/staging_lease.h"
@@ -174,9 +175,7 @@ class Attempt {
     const auto commit_start = Clock::now();
     std::string warning;
     if (auto published = publication.Publish(warning); !published) return published;
-    if (!warning.empty()) {
-      info_.warning += info_.warning.empty() ? warning : "; " + warning;
-    }
+    base::AppendSentence(info_.warning, warning);
     info_.seconds.commit += SecondsSince(commit_start);
     return {};
   }
