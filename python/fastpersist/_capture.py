@@ -96,6 +96,21 @@ def capture(
     return _record(obj, pickle_module, pickle_protocol, disable_byteorder)
 
 
+def capture_or_explain(obj: Any, *arguments: Any) -> Capture:
+    """`capture`, but what pickling raises becomes an error that names the place in obj."""
+    try:
+        return capture(obj, *arguments)
+    except MemoryError:  # no fault of the state
+        raise
+    except Exception as error:
+        from fastpersist import _explain
+
+        def again(part: Any) -> Capture:
+            return capture(part, *arguments)
+
+        raise _explain.explain(error, obj, again) from error
+
+
 def _in_torchs_order(
     pickled: bytes, storages: list[Record], disable_byteorder: bool = False
 ) -> list[Record]:

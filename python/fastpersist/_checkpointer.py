@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastpersist import _arguments, _core, _life, _log
-from fastpersist._errors import Error, ForkedError, NotFoundError
+from fastpersist import _arguments, _core, _life, _log, _recovery
+from fastpersist._errors import Error, ForkedError
 from fastpersist._options import Options
 
 if TYPE_CHECKING:
@@ -246,7 +246,8 @@ class Checkpointer:
         self._check_usable("delete")
         names = [entry["name"] for entry in self._complete() if entry["step"] == step]
         if not names:
-            raise _not_found(self.directory, f"there is no complete checkpoint of step {step}")
+            what = f"there is no complete checkpoint of step {step}"
+            raise _recovery.not_found(self.directory, what, "delete")
         for name in names:
             self._root.retire(name)
 
@@ -283,14 +284,13 @@ class Checkpointer:
             and none of it is good (`partially_restored`: tensors were overwritten already);
             MismatchError with nothing touched.
         """
-        from fastpersist import _recovery
-
         self._check_usable("restore")
         self._saver.settle()
         candidates = _recovery.candidates(self._root, self.directory, step, generation)
         if not candidates:
             if default is _NOTHING:
-                raise _not_found(self.directory, "there is no checkpoint")
+                what = "there is no checkpoint; check the path, or pass default= for a first run"
+                raise _recovery.not_found(self.directory, what)
             return default
         return _recovery.restore_first(
             candidates, targets, per_rank, strict, map_location, weights_only
@@ -307,13 +307,13 @@ class Checkpointer:
 
         Raises as `restore` does.
         """
-        from fastpersist import _recovery
-
         self._check_usable("load")
         self._saver.settle()
         candidates = _recovery.candidates(self._root, self.directory, step)
         if not candidates:
-            raise _not_found(self.directory, "there is no checkpoint")
+            raise _recovery.not_found(
+                self.directory, "there is no checkpoint; check the path", "load"
+            )
         return _recovery.load_first(candidates, map_location, weights_only)
 
     # --- Inside ---
@@ -369,15 +369,3 @@ class Checkpointer:
 
     def forget_in_child(self) -> list[Any]:
         return [self, self._root, *self._saver.forget_in_child()]
-
-
-def _not_found(directory: Path, what: str) -> NotFoundError:
-    import errno
-
-    return NotFoundError(
-        f"restore failed on {directory}: {what}; check the path, or pass default= for a first run",
-        errno.ENOENT,
-        str(directory),
-        None,
-        "restore",
-    )

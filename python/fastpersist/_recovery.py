@@ -9,6 +9,7 @@ skipped is logged with the reason, and nothing good among what is there is an er
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import zlib
 from collections.abc import Callable, Mapping
@@ -27,7 +28,9 @@ from fastpersist._errors import (
 from fastpersist._log import logger
 
 _T = TypeVar("_T")
-_STREAM = "state.pt"
+STATE_FILE = "state.pt"
+_RANK_PREFIX = "rank-"
+RANK_FILE = f"{_RANK_PREFIX}00000.pt"
 _CHECKPOINTS = ("complete", "damaged", "newer")
 
 
@@ -56,11 +59,11 @@ class Candidate:
 
     @property
     def state_path(self) -> Path:
-        return self.path / _STREAM
+        return self.path / STATE_FILE
 
     @property
     def rank_path(self) -> Path | None:
-        found = [name for name in self.streams if name.startswith("rank-")]
+        found = [name for name in self.streams if name.startswith(_RANK_PREFIX)]
         return self.path / found[0] if found else None
 
 
@@ -80,7 +83,8 @@ def candidates(
     if not entries:
         if step is None and generation is None:
             return []
-        raise _missing(directory, generation or f"a checkpoint of step {step}")
+        wanted = generation or f"a checkpoint of step {step}"
+        raise not_found(directory, f"{wanted} is not there")
     for entry in entries:
         if entry["state"] == "newer":
             raise UnsupportedFileError(
@@ -223,16 +227,10 @@ def _candidate(directory: Path, entry: Mapping[str, Any]) -> Candidate:
     )
 
 
-def _missing(directory: Path, what: str) -> NotFoundError:
-    import errno
-
-    return NotFoundError(
-        f"restore failed on {directory}: {what} is not there",
-        errno.ENOENT,
-        str(directory),
-        None,
-        "restore",
-    )
+def not_found(directory: Path, what: str, operation: str = "restore") -> NotFoundError:
+    """what: a sentence, with what to do about it."""
+    message = f"{operation} failed on {directory}: {what}"
+    return NotFoundError(message, errno.ENOENT, str(directory), None, operation)
 
 
 def _none_good(

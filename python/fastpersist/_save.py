@@ -7,15 +7,12 @@ import os
 import pickle
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastpersist import _core, _log
 from fastpersist._errors import ArgumentError, Error, UnsupportedStateError
 from fastpersist._info import SaveInfo, all_in_the_call, from_core
 from fastpersist._options import Options, resolve
-
-if TYPE_CHECKING:
-    from fastpersist._capture import Capture
 
 _CHUNK_BYTES = 4 << 20
 
@@ -121,18 +118,7 @@ def _save_torch(
             f"save failed: {os.fsdecode(path or b'')!r} has no name before its last dot, after "
             "which torch calls the archive; choose another name"
         )
-
-    def capture(part: Any) -> Capture:
-        return _capture.capture(part, pickle_module, protocol, disable_byteorder, compact)
-
-    try:
-        captured = capture(obj)
-    except MemoryError:  # no fault of the state
-        raise
-    except Exception as error:
-        from fastpersist import _explain
-
-        raise _explain.explain(error, obj, capture) from error
+    captured = _capture.capture_or_explain(obj, pickle_module, protocol, disable_byteorder, compact)
     stream = _core.torch_stream(captured.records, prefix, captured.alignment)
     seconds = time.perf_counter() - start
     info = _write(stream, path, target, options, seconds, captured.referenced_bytes)

@@ -21,6 +21,7 @@ from fastpersist._attached import Attached
 from fastpersist._errors import ArgumentError, Error, SaveInFlightError
 from fastpersist._follower import Follower
 from fastpersist._options import Options, resolve
+from fastpersist._recovery import RANK_FILE, STATE_FILE
 from fastpersist._ticket import Source, Ticket
 
 LEAST_MEMORY = 1 << 20
@@ -29,8 +30,6 @@ _TORCH_ALIGNMENT = 64
 """Bytes. Of the addresses that torch gives tensors on the CPU."""
 _GIVING_UP = 1.0
 """Seconds from giving a save up to its end, unless the storage does not answer at all."""
-_STREAM = "state.pt"
-_RANK_STREAM = "rank-00000.pt"
 
 
 def settled_options(options: Options, memory: int) -> Options:
@@ -197,12 +196,12 @@ class Saver:
         self._pool.reset()
         # In a step some tensors have their new values already, and the rest will have them soon.
         attached = None if _wait_point.inside_step() else self.attached
-        main = _snapshot.take(state, _STREAM, attached, self._pool, self._page_aligned)
-        streams = [(_STREAM, main.stream, main.live)]
+        main = _snapshot.take(state, STATE_FILE, attached, self._pool, self._page_aligned)
+        streams = [(STATE_FILE, main.stream, main.live)]
         overflow, keep = main.overflow_bytes, [main.keep]
         if per_rank is not None:
-            own = _snapshot.take(per_rank, _RANK_STREAM, None, self._pool, False)
-            streams.append((_RANK_STREAM, own.stream, own.live))
+            own = _snapshot.take(per_rank, RANK_FILE, None, self._pool, False)
+            streams.append((RANK_FILE, own.stream, own.live))
             overflow += own.overflow_bytes
             keep.append(own.keep)
         self._turn += 1

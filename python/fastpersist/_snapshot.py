@@ -35,7 +35,6 @@ class Snapshot:
     owned: list[Owned]
     """The attached tensors among what is live: their version counters are a witness."""
     keep: list[Any]
-    copied_bytes: int
     overflow_bytes: int
     """Live only because there was no memory left to copy it: must be read before `save` returns."""
     place_of: Callable[[int, int], str | None]
@@ -80,11 +79,10 @@ def take(
             in_place = size >= SMALL and ranges.whole(address, size)
             (live if in_place else pieces).append((number, address, size))
     copies = pool.copy([(address, size) for _, address, size in pieces])
-    overflow = copied = 0
+    overflow = 0
     for (number, address, size), copy in zip(pieces, copies, strict=True):
         if copy:
             records[number] = (records[number][0], (copy, size))
-            copied += size
         else:
             overflow += size
             live.append((number, address, size))
@@ -98,7 +96,6 @@ def take(
         live=[(number, records[number][0], identities.get(at, 0)) for number, at, _ in live],
         owned=watched,
         keep=[captured.keep, state, [item.storage for item in watched]],
-        copied_bytes=copied,
         overflow_bytes=overflow,
         place_of=functools.partial(_place_of, state),
         spans=[(address, size) for _, address, size in live],
@@ -108,14 +105,7 @@ def take(
 def _pickled(state: Any) -> _capture.Capture:
     if reason := _capture.self_test():
         raise UnsupportedStateError(f"save failed: the installed torch cannot be served: {reason}")
-    try:
-        return _capture.capture(state)
-    except MemoryError:
-        raise
-    except Exception as error:
-        from fastpersist import _explain
-
-        raise _explain.explain(error, state, _capture.capture) from error
+    return _capture.capture_or_explain(state)
 
 
 def _laid_out(records: list[Any], name: str, alignment: int, page_aligned: bool) -> _core.Stream:
