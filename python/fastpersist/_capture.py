@@ -141,8 +141,12 @@ def _fixed_records(alignment_now: int) -> tuple[Record, ...]:
     return tuple(r for r in _record(None).records if r[0] != "data.pkl")
 
 
-def _small_state() -> dict[Any, Any]:
-    """What the self-tests save: a little of everything that checkpoints mostly hold."""
+def _small_state(many: int = 1000) -> dict[Any, Any]:
+    """What the self-tests save: a little of everything that checkpoints mostly hold.
+
+    many: the length of what is long. Pickle writes containers in pieces of a thousand; how they
+    are read does not depend on how long they are.
+    """
     base = torch.arange(12, dtype=torch.float32)
     shared = "shared name"
     module = torch.nn.Sequential(torch.nn.LayerNorm((2, 2)), torch.nn.BatchNorm1d(2))
@@ -162,9 +166,9 @@ def _small_state() -> dict[Any, Any]:
         "numbers": (1, 2.5, True, None, 300, 70000, -1, -(1 << 39), (1 << 62) + 1, (), [], {}),
         "words": ["0", "cpu", "storage", "1", "data", "\u00e9", "\u4e2d"],
         "loop": loop,
-        "thousand": dict.fromkeys(range(1000)),
-        "thousand ordered": OrderedDict.fromkeys(range(1000)),
-        "more": [*range(1001)],
+        "many": dict.fromkeys(range(many)),
+        "many ordered": OrderedDict.fromkeys(range(many)),
+        "more": [*range(many + 1)],
         7: {"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"betas": (0.9, 0.999)}]},
     }
 

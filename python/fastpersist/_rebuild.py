@@ -238,7 +238,7 @@ def _apart(function: Callable[[], _T]) -> Future[_T]:
 @functools.cache
 def _small_file() -> bytes:
     buffer = io.BytesIO()
-    torch.serialization.save(_capture._small_state(), buffer)
+    torch.serialization.save(_capture._small_state(many=2), buffer)
     return buffer.getvalue()
 
 
