@@ -22,7 +22,6 @@ PyType_Slot view_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(GetBuffer)
 std::shared_ptr<SharedArena> MakeArena(std::uint64_t size) {
   auto shared = std::make_shared<SharedArena>();
   shared->arena = Unwrap(memory::Arena::Create(size));
-  shared->arena.AllowFork();  // no device reads into this one
   return shared;
 }
 

@@ -27,9 +27,9 @@ class Options:
     block_bytes: int | None = None
     """Bytes per write, a multiple of 4096. Default 4 MiB."""
     queue_depth: int | None = None
-    """Transfers in flight, 1 to 256. Default 8; 4 when reading."""
+    """Transfers in flight, 1 to 256. Default 8; 2 when reading."""
     staging_bytes: int | None = None
-    """Page-locked staging memory. Default 64 MiB, 20 MiB when reading; kept between saves."""
+    """Page-locked staging memory. Default 64 MiB, 12 MiB when reading; kept between saves."""
     direct: bool = True
     """Bypass the page cache where the file system can."""
     sync: bool = True

@@ -103,16 +103,15 @@ Result<memory::Arena> OpenedFile::ReadAll(const Options& options, ReadInfo& info
   }
   Verification found;
   const auto done = [&] {
-    // As far ahead as reads are pending or in flight.
-    const std::uint64_t ahead = (options.queue_depth.value_or(kReadDepth) + 2) *
-                                options.block_bytes.value_or(kDefaultBlock);
-    memory::Prefault prefault({arena->memory().data(), arena->roomy_size()}, ahead);
+    // The block that is copied now is left to the copying.
+    const std::uint64_t ahead = options.block_bytes.value_or(kDefaultBlock);
+    memory::Prefault prefault(arena->memory(), ahead);
     return Run(
         [&](const layout::Contents& contents) {
           auto checks = ChecksForAll(contents, path());
           checks.deliveries.push_back({.range = {.begin = 0, .end = size()},
                                        .memory = arena->memory().data(),
-                                       .roomy = true});
+                                       .fresh = true});
           checks.advance = [&](std::uint64_t bytes) {
             prefault.Reached(bytes);
             if (progress) progress(bytes, size());
@@ -121,7 +120,6 @@ Result<memory::Arena> OpenedFile::ReadAll(const Options& options, ReadInfo& info
         },
         options, found);
   }();
-  arena->AllowFork();
   if (!done) return std::unexpected(done.error());
   if (!found.damages.empty()) return std::unexpected(found.damages.front());
   info = *done;

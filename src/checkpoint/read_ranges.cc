@@ -87,14 +87,17 @@ class ReadAttempt {
     const DataFile data(file_, options_, *environment_.files);
     const plan::DeviceLimits& limits = data.limits();
     const std::uint64_t span = wanted.empty() ? 0 : wanted.back().end - wanted.front().begin;
-    BufferSizes sizes = ChooseSizes(options_, limits, span, kReadStaging);
+    const unsigned depth = options_.queue_depth.value_or(data.cached() ? kCopyThreads : kReadDepth);
+    // One more than are in flight: it is looked at meanwhile.
+    const std::uint64_t staging_bytes = std::min(
+        (std::uint64_t{depth} + 1) * options_.block_bytes.value_or(kDefaultBlock), kDefaultStaging);
+    BufferSizes sizes = ChooseSizes(options_, limits, span, staging_bytes);
     const plan::ReadPlanOptions plan_options{
         .limits = limits,
         .block_bytes = sizes.block,
         .min_in_place_bytes = staged_only ? UINT64_MAX : kMinInPlace,
         .coalesce_bytes = std::max<std::uint64_t>(limits.offset_align, std::uint64_t{128} << 10)};
     plan::ReadPlan plan = plan::PlanReads(wanted, deliveries, plan_options);
-    const unsigned depth = options_.queue_depth.value_or(kReadDepth);
 
     std::optional<StagingLease> lease;
     std::span<std::byte> staging;

@@ -33,12 +33,7 @@ Result<Arena> Arena::Create(std::uint64_t bytes) {
   arena.size_ = bytes;
   // Refusals cost speed only.
   if (huge) (void)::madvise(arena.base_, arena.mapped_, MADV_HUGEPAGE);
-  (void)::madvise(arena.base_, arena.mapped_, MADV_DONTFORK);
   return arena;
-}
-
-void Arena::AllowFork() const {
-  if (base_ != nullptr) (void)::madvise(base_, mapped_, MADV_DOFORK);
 }
 
 void Arena::Release(std::uint64_t offset, std::uint64_t length) const {

@@ -43,23 +43,36 @@ bool RangeChecker::Accept(std::uint64_t offset, std::span<const std::byte> bytes
 void RangeChecker::Body(const CheckedRange& range, std::uint64_t offset,
                         std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const auto chunk = bytes.first(std::min(bytes.size(), kChunk));
-    const std::uint64_t end = offset + chunk.size();
+    const auto piece = bytes.first(PieceAt(offset, bytes.size()));
+    const std::uint64_t end = offset + piece.size();
     Activate(offset, end);
-    // Mostly one tensor takes the whole chunk: then copying and checksum are one pass.
+    // Mostly one tensor takes the whole piece: then copying and checksum are one pass.
     const plan::Delivery* only =
         active_.size() == 1 ? &plan_->deliveries[active_.front()] : nullptr;
     const bool fits = only != nullptr && only->range.begin <= offset && end <= only->range.end;
     std::byte* target = fits ? only->memory + (offset - only->range.begin) : nullptr;
-    if (fits && target != chunk.data() && range.crc) {
-      crc_ = base::CopyAndCrc32({target, chunk.size()}, chunk, crc_);
+    if (fits && target != piece.data() && range.crc) {
+      crc_ = base::CopyAndCrc32({target, piece.size()}, piece, crc_);
     } else {
-      if (range.crc) crc_ = base::Crc32(chunk, crc_);
-      CopyOut(offset, chunk);
+      if (range.crc) crc_ = base::Crc32(piece, crc_);
+      CopyOut(offset, piece);
     }
-    offset += chunk.size();
-    bytes = bytes.subspan(chunk.size());
+    offset += piece.size();
+    bytes = bytes.subspan(piece.size());
   }
+}
+
+// How much of the next bytes is looked at as one. While at most one delivery takes part: up to
+// where that changes, since copying past the cache pays for long pieces only.
+std::size_t RangeChecker::PieceAt(std::uint64_t offset, std::size_t bytes) {
+  Activate(offset, offset + 1);
+  if (active_.size() > 1) return std::min(bytes, kChunk);
+  std::uint64_t end = offset + bytes;
+  if (!active_.empty()) end = std::min(end, plan_->deliveries[active_.front()].range.end);
+  if (delivery_ < plan_->deliveries.size()) {
+    end = std::min(end, plan_->deliveries[delivery_].range.begin);
+  }
+  return end - offset;
 }
 
 // Those that have a part in [offset, end).

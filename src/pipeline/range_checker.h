@@ -73,6 +73,7 @@ class RangeChecker final : public ByteSink {
   void Body(const CheckedRange& range, std::uint64_t offset, std::span<const std::byte> bytes);
   void Frame(const CheckedRange& range, std::span<const std::byte> bytes, bool last);
   void FinishBody(const CheckedRange& range);
+  [[nodiscard]] std::size_t PieceAt(std::uint64_t offset, std::size_t bytes);
   void Activate(std::uint64_t offset, std::uint64_t end);
   void CopyOut(std::uint64_t offset, std::span<const std::byte> bytes);
 

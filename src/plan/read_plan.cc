@@ -24,11 +24,11 @@ class ReadPlanner {
   void Run(Range run, std::span<const Delivery> deliveries) {
     std::uint64_t planned = AlignDown(run.begin, options_.limits.offset_align);
     for (const Delivery& delivery : deliveries) {
+      if (delivery.fresh) continue;
       const Range body = InPlaceBody(delivery, {.begin = planned, .end = run.end});
       if (body.begin >= body.end) continue;
       Stage({.begin = planned, .end = body.begin});
-      InPlace(body, std::min({body.end, delivery.range.end, run.end}),
-              delivery.memory + (body.begin - delivery.range.begin));
+      InPlace(body, delivery.memory + (body.begin - delivery.range.begin));
       planned = body.end;
     }
     Stage({.begin = planned, .end = run.end});
@@ -40,12 +40,9 @@ class ReadPlanner {
   // The part of a delivery, within what is left of the run, that may be read where it belongs;
   // empty if none.
   [[nodiscard]] Range InPlaceBody(const Delivery& delivery, Range left) const {
-    const std::uint64_t end = std::min(delivery.range.end, left.end);
-    // Roomy memory takes whole blocks at its end. At its beginning the address decides.
-    const std::uint64_t tail = delivery.roomy ? options_.limits.offset_align : page_;
     const Range body{
         .begin = AlignUp(std::max(delivery.range.begin, left.begin), page_),
-        .end = delivery.roomy ? AlignUp(end, tail) : AlignDown(end, tail),
+        .end = AlignDown(std::min(delivery.range.end, left.end), page_),
     };
     const bool usable =
         body.begin < body.end && body.end - body.begin >= options_.min_in_place_bytes &&
@@ -66,15 +63,14 @@ class ReadPlanner {
     }
   }
 
-  void InPlace(Range range, std::uint64_t wanted_end, std::byte* memory) {
+  void InPlace(Range range, std::byte* memory) {
     while (range.begin < range.end) {
-      const std::uint64_t padded = std::min(options_.block_bytes, range.end - range.begin);
-      const std::uint64_t length = std::min(padded, wanted_end - range.begin);
+      const std::uint64_t length = std::min(options_.block_bytes, range.end - range.begin);
       plan_.reads.push_back(
-          {.offset = range.begin, .length = length, .padded_length = padded, .in_place = memory});
+          {.offset = range.begin, .length = length, .padded_length = length, .in_place = memory});
       plan_.in_place_bytes += length;
-      range.begin += padded;
-      memory += padded;
+      range.begin += length;
+      memory += length;
     }
   }
 

@@ -18,8 +18,8 @@ namespace fastpersist::plan {
 struct Delivery {
   Range range;
   std::byte* memory = nullptr;
-  /// The memory goes on to the next block boundary after range.end and may be overwritten there.
-  bool roomy = false;
+  /// Nobody has touched the memory yet: reading through staging is faster, whatever its address.
+  bool fresh = false;
 };
 
 /// One read of padded_length bytes, of which the first length are wanted by somebody or lie between

@@ -4,13 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <csignal>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -26,19 +22,6 @@ using ::testing::HasSubstr;
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
-// Whether a forked child has this memory: whether the kernel knows a mapping there.
-bool ChildHas(const std::byte* address) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    unsigned char resident = 0;
-    ::_exit(::mincore(const_cast<std::byte*>(address), kPage, &resident) == 0 ? 1 : 0);
-  }
-  int status = 0;
-  EXPECT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status));
-  return WEXITSTATUS(status) == 1;
-}
-
 // How many pages of the memory the process holds.
 std::uint64_t ResidentPages(std::span<std::byte> memory) {
   std::vector<unsigned char> resident((memory.size() + kPage - 1) / kPage);
@@ -47,7 +30,7 @@ std::uint64_t ResidentPages(std::span<std::byte> memory) {
       std::ranges::count_if(resident, [](unsigned char page) { return (page & 1U) != 0; }));
 }
 
-TEST(ArenaTest, ItsMemoryIsAlignedForEveryDeviceAndRoomyBehind) {
+TEST(ArenaTest, ItsMemoryIsAlignedForEveryDeviceAndHoldsZeroes) {
   for (const std::uint64_t bytes :
        {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{4096}, std::uint64_t{65535},
         std::uint64_t{65536}, std::uint64_t{65537}, 2 * kMiB - 1, 2 * kMiB, 5 * kMiB + 3}) {
@@ -58,34 +41,9 @@ TEST(ArenaTest, ItsMemoryIsAlignedForEveryDeviceAndRoomyBehind) {
     if (bytes >= kHugePage) {
       EXPECT_TRUE(base::IsAlignedAddress(arena->memory().data(), kHugePage));
     }
-    EXPECT_EQ(arena->roomy_size() % kStrictestDevice, 0U);
-    EXPECT_GE(arena->roomy_size(), bytes);
-    const std::span all(arena->memory().data(), arena->roomy_size());
-    EXPECT_TRUE(std::ranges::all_of(all, [](std::byte byte) { return byte == std::byte{0}; }));
-    std::ranges::fill(all, std::byte{7});  // all of it may be written
-  }
-}
-
-// ThreadSanitizer's runtime maps memory of its own in the child, at any place that is free.
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define FASTPERSIST_TEST_CHILD_MAPS 1
-#endif
-#endif
-
-TEST(ArenaTest, ChildrenDoNotGetItBeforeForkIsAllowed) {
-#ifdef FASTPERSIST_TEST_CHILD_MAPS
-  GTEST_SKIP() << "skipped: the sanitizer maps memory in the child";
-#endif
-  for (const std::uint64_t bytes : {kMiB, 4 * kMiB}) {
-    const auto arena = Arena::Create(bytes);
-    ASSERT_TRUE(arena);
-    std::ranges::fill(arena->memory(), std::byte{1});
-    EXPECT_FALSE(ChildHas(arena->memory().data()));
-    EXPECT_FALSE(ChildHas(arena->memory().data() + bytes - kPage));
-    arena->AllowFork();
-    EXPECT_TRUE(ChildHas(arena->memory().data()));
-    EXPECT_TRUE(ChildHas(arena->memory().data() + bytes - kPage));
+    EXPECT_TRUE(
+        std::ranges::all_of(arena->memory(), [](std::byte byte) { return byte == std::byte{0}; }));
+    std::ranges::fill(arena->memory(), std::byte{7});  // all of it may be written
   }
 }
 
@@ -131,7 +89,6 @@ TEST(ArenaTest, MovesHandItOn) {
   EXPECT_EQ(second.memory().data(), address);
   Arena third;
   EXPECT_TRUE(third.memory().empty());
-  third.AllowFork();  // of nothing
   third = std::move(second);
   EXPECT_EQ(third.memory().data(), address);
   third.memory()[99] = std::byte{1};
@@ -143,10 +100,6 @@ TEST(ArenaTest, ItsMemoryGoesWithIt) {
     const auto arena = Arena::Create(3 * kMiB);
     ASSERT_TRUE(arena);
     address = arena->memory().data();
-    EXPECT_TRUE([&] {
-      arena->AllowFork();
-      return ChildHas(address);
-    }());
   }
   unsigned char resident = 0;
   EXPECT_NE(::mincore(const_cast<std::byte*>(address), kPage, &resident), 0);

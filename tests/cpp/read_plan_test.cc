@@ -28,12 +28,10 @@ using fastpersist::testing::Seed;
 constexpr std::uint64_t kPage = 4096;
 
 // The delivery whose memory this read would land in, at the right place; null if there is none.
-const Delivery* OwnerOf(const PlannedRead& read, std::span<const Delivery> deliveries,
-                        std::uint32_t offset_align) {
+const Delivery* OwnerOf(const PlannedRead& read, std::span<const Delivery> deliveries) {
   for (const Delivery& delivery : deliveries) {
-    const std::uint64_t end =
-        delivery.roomy ? base::AlignUp(delivery.range.end, offset_align) : delivery.range.end;
-    if (delivery.range.begin <= read.offset && read.offset + read.padded_length <= end &&
+    if (delivery.range.begin <= read.offset &&
+        read.offset + read.padded_length <= delivery.range.end &&
         delivery.memory + (read.offset - delivery.range.begin) == read.in_place) {
       return &delivery;
     }
@@ -53,18 +51,18 @@ std::string BreachOf(const PlannedRead& read, std::span<const Delivery> deliveri
   if (read.padded_length - read.length >= limits.offset_align) return "more padding than needed";
   if (read.in_place == nullptr) return "";
   if (!base::IsAlignedAddress(read.in_place, limits.memory_align)) return "address not aligned";
-  const Delivery* owner = OwnerOf(read, deliveries, limits.offset_align);
+  const Delivery* owner = OwnerOf(read, deliveries);
   if (owner == nullptr) return "in place, but where nobody wants it";
-  if (owner->range.end - owner->range.begin < options.min_in_place_bytes && !owner->roomy) {
+  if (owner->fresh) return "in place, and in memory that is fresh";
+  if (owner->range.end - owner->range.begin < options.min_in_place_bytes) {
     return "in place, and shorter than the minimum";
   }
   return "";
 }
 
 // Direct reads in place take whole pages, though blocks may cut them: a page that the program may
-// write meanwhile must not be read into. Roomy memory has no such bytes at its end.
-void ExpectWholePages(const ReadPlan& plan, std::span<const Delivery> deliveries,
-                      std::uint32_t offset_align) {
+// write meanwhile must not be read into.
+void ExpectWholePages(const ReadPlan& plan) {
   for (std::size_t i = 0; i < plan.reads.size(); ++i) {
     const PlannedRead& read = plan.reads[i];
     if (read.in_place == nullptr) continue;
@@ -76,7 +74,7 @@ void ExpectWholePages(const ReadPlan& plan, std::span<const Delivery> deliveries
       EXPECT_TRUE(base::IsAligned(read.offset, kPage)) << "begins within a page";
     }
     const bool last = i + 1 == plan.reads.size() || !follows(read, plan.reads[i + 1]);
-    if (last && !OwnerOf(read, deliveries, offset_align)->roomy) {
+    if (last) {
       EXPECT_TRUE(base::IsAligned(read.offset + read.padded_length, kPage)) << "ends within one";
     }
   }
@@ -117,7 +115,7 @@ void ExpectKept(const std::vector<Range>& wanted, const std::vector<Delivery>& d
   }
   EXPECT_EQ(plan.staged_bytes, staged);
   EXPECT_EQ(plan.in_place_bytes, in_place);
-  if (options.limits.direct) ExpectWholePages(plan, deliveries, align);
+  if (options.limits.direct) ExpectWholePages(plan);
   const auto runs = RunsOf(wanted, options.coalesce_bytes);
   for (const Range& run : runs) {
     for (std::uint64_t at = run.begin; at < run.end; ++at) {
@@ -166,11 +164,11 @@ TEST_P(ReadPlanTest, KeepsItsPromisesForARangeAroundEveryBoundary) {
       // The same residue as the file, so that whole blocks fit, and another one.
       for (const std::uint64_t residue : {begin % kLargestAlignment, std::uint64_t{4}}) {
         const AlignedMemory target(length + kLargestAlignment, residue);
-        for (const bool roomy : {false, true}) {
-          ExpectKept({range}, {{.range = range, .memory = target.data(), .roomy = roomy}},
+        for (const bool fresh : {false, true}) {
+          ExpectKept({range}, {{.range = range, .memory = target.data(), .fresh = fresh}},
                      Options(1 + length % 3));
           ASSERT_FALSE(HasFatalFailure())
-              << length << " at " << begin << ", residue " << residue << ", roomy " << roomy;
+              << length << " at " << begin << ", residue " << residue << ", fresh " << fresh;
         }
       }
       ExpectKept({range}, {}, Options(2));
@@ -213,9 +211,7 @@ TEST_P(ReadPlanTest, KeepsItsPromisesForRandomRangesAndDeliveries) {
                                                         : view.begin % kLargestAlignment;
         memory.emplace_back(view.end - view.begin + kLargestAlignment, residue);
         deliveries.push_back(
-            {.range = view,
-             .memory = memory.back().data(),
-             .roomy = view.end == range.end && i + 1 == count && OnceIn(random, 2)});
+            {.range = view, .memory = memory.back().data(), .fresh = OnceIn(random, 3)});
       }
       at = range.end + (OnceIn(random, 2) ? 0 : Between(random, 1, 3 * Unit()));
     }
@@ -300,34 +296,33 @@ TEST(ReadPlan, RangesUpToTheDistanceAreReadAsOneAndFartherOnesAreNot) {
   EXPECT_EQ(plan(1025).reads[1].offset, 1536U);
 }
 
-TEST(ReadPlan, RoomyMemoryTakesTheLastBlockWhole) {
+TEST(ReadPlan, FreshMemoryIsReadThroughStagingWhateverItsAddress) {
   const AlignedMemory memory(3 * 4096);
   const Range range{.begin = 0, .end = 2 * 4096 + 700};
   const ReadPlanOptions options{
       .limits = kSmall, .block_bytes = 1 << 20, .coalesce_bytes = 1 << 20};
-  std::vector<Delivery> deliveries{{.range = range, .memory = memory.data(), .roomy = true}};
-  const auto roomy = PlanReads(std::vector{range}, deliveries, options);
-  ASSERT_EQ(roomy.reads.size(), 1U);
-  EXPECT_EQ(roomy.reads[0].length, 2 * 4096U + 700);
-  EXPECT_EQ(roomy.reads[0].padded_length, 2 * 4096U + 1024);
-  EXPECT_EQ(roomy.staged_bytes, 0U);
+  std::vector<Delivery> deliveries{{.range = range, .memory = memory.data(), .fresh = true}};
+  const auto fresh = PlanReads(std::vector{range}, deliveries, options);
+  ASSERT_EQ(fresh.reads.size(), 1U);
+  EXPECT_EQ(fresh.reads[0].length, 2 * 4096U + 700);
+  EXPECT_EQ(fresh.reads[0].padded_length, 2 * 4096U + 1024);
+  EXPECT_EQ(fresh.in_place_bytes, 0U);
 
-  deliveries[0].roomy = false;
-  const auto tight = PlanReads(std::vector{range}, deliveries, options);
-  ASSERT_EQ(tight.reads.size(), 2U);
-  EXPECT_EQ(tight.in_place_bytes, 2 * 4096U);
-  EXPECT_EQ(tight.reads[1].in_place, nullptr);
-  EXPECT_EQ(tight.staged_bytes, 700U);
+  deliveries[0].fresh = false;
+  const auto touched = PlanReads(std::vector{range}, deliveries, options);
+  ASSERT_EQ(touched.reads.size(), 2U);
+  EXPECT_EQ(touched.in_place_bytes, 2 * 4096U);
+  EXPECT_EQ(touched.reads[1].in_place, nullptr);
+  EXPECT_EQ(touched.staged_bytes, 700U);
 }
 
-// The arena that mirrors a file is one delivery, however far apart the wanted ranges are.
+// One delivery may span everything, however far apart the wanted ranges are.
 TEST(ReadPlan, ADeliveryOfEverythingIsReadInPlaceWhereItIsWantedAndNowhereElse) {
   constexpr std::uint64_t kGap = std::uint64_t{1} << 20;
   AlignedMemory memory(3 * kGap);
   const Range wanted[] = {{.begin = 10, .end = 3 * kPage},
                           {.begin = 2 * kGap + 5, .end = 3 * kGap}};
-  const Delivery all{
-      .range = {.begin = 0, .end = 3 * kGap}, .memory = memory.data(), .roomy = true};
+  const Delivery all{.range = {.begin = 0, .end = 3 * kGap}, .memory = memory.data()};
   const ReadPlan plan = PlanReads(wanted, {&all, 1}, {.coalesce_bytes = kPage});
   EXPECT_EQ(plan.staged_bytes, 0U);
   ASSERT_FALSE(plan.reads.empty());
