@@ -49,9 +49,8 @@ void RangeChecker::Body(const CheckedRange& range, std::uint64_t offset,
     // Mostly one tensor takes the whole piece: then copying and checksum are one pass.
     const plan::Delivery* only =
         active_.size() == 1 ? &plan_->deliveries[active_.front()] : nullptr;
-    const bool fits = only != nullptr && only->range.begin <= offset && end <= only->range.end;
-    std::byte* target = fits ? only->memory + (offset - only->range.begin) : nullptr;
-    if (fits && target != piece.data() && range.crc) {
+    std::byte* target = only != nullptr ? only->memory + (offset - only->range.begin) : nullptr;
+    if (only != nullptr && target != piece.data() && range.crc) {
       crc_ = base::CopyAndCrc32({target, piece.size()}, piece, crc_);
     } else {
       if (range.crc) crc_ = base::Crc32(piece, crc_);
@@ -63,7 +62,7 @@ void RangeChecker::Body(const CheckedRange& range, std::uint64_t offset,
 }
 
 // How much of the next bytes is looked at as one. While at most one delivery takes part: up to
-// where that changes, since copying past the cache pays for long pieces only.
+// where that changes, so that it takes all of them; copying past the cache pays for long pieces.
 std::size_t RangeChecker::PieceAt(std::uint64_t offset, std::size_t bytes) {
   Activate(offset, offset + 1);
   if (active_.size() > 1) return std::min(bytes, kChunk);
