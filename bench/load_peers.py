@@ -126,14 +126,14 @@ def existing_state(path: Path) -> Any:
 
 
 def _fp_load(path: Path) -> Load:
-    fastpersist = importlib.import_module("fastpersist")
     importlib.import_module("torch")
+    fastpersist = importlib.import_module("fastpersist")
     return lambda: fastpersist.load(path)
 
 
 def _fp_load_into(path: Path) -> Load:
-    fastpersist = importlib.import_module("fastpersist")
     state = existing_state(path)
+    fastpersist = importlib.import_module("fastpersist")
 
     def load() -> Any:
         fastpersist.load_into(state, path)

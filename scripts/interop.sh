@@ -27,7 +27,7 @@ readonly WORK=$PWD/build/interop
 readonly RESULTS=$WORK/results
 readonly FILES=$WORK/files # what we write under the installed torch, with descriptions
 readonly DEBIAN=$WORK/debian
-readonly TESTS=(tests/python/test_torch_format.py tests/python/test_zoo.py)
+readonly TESTS=(tests/python/test_torch_format.py tests/python/test_torch_release.py tests/python/test_zoo.py)
 
 say() { echo "interop: $*"; }
 

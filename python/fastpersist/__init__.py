@@ -5,6 +5,8 @@
 I/O, complete or not at all. Needs torch only for what is torch's.
 """
 
+import sys as _sys
+
 from fastpersist._checkpointer import Checkpointer
 from fastpersist._core import __version__
 from fastpersist._errors import (
@@ -65,3 +67,5 @@ __all__ = [
 ]
 
 _configure_log()
+if "torch" in _sys.modules:  # else the first call that needs torch imports it
+    from fastpersist import _with_torch as _with_torch

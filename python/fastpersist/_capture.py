@@ -3,7 +3,8 @@
 
 The pickle is torch's own. `torch.serialization._save` writes into a recorder in place of a file; it
 is private, so a self-test compares a small file byte for byte with what `torch.save` makes, once
-per process. For plain states a compiled pickler takes over, after a self-test of the same kind.
+per process, unless that release of torch was compared before. For plain states a compiled pickler
+takes over, after a self-test of the same kind.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fastpersist import _core
+from fastpersist import _core, _torch_release
 from fastpersist._log import logger
 
 Record = tuple[str, bytes | tuple[int, int]]
@@ -175,7 +176,12 @@ def _small_state(many: int = 1000) -> dict[Any, Any]:
 
 @functools.cache
 def self_test() -> str:
-    """Compares our file with torch.save's. Empty: equal. Otherwise the reason why not; cached."""
+    """Why our files may differ from torch.save's. Empty: they are equal. Cached."""
+    return "" if _torch_release.was_compared() else compare_files()
+
+
+def compare_files() -> str:
+    """Compares our file with torch.save's. Empty: equal. Otherwise the reason why not."""
     try:
         state = _small_state()
         captured = _record(state)
@@ -235,7 +241,11 @@ def _torch_types() -> _core.TorchTypes:
 
 @functools.cache
 def _fast_path_works() -> bool:
-    """Compares the compiled pickler's records with torch's, once per process."""
+    return _torch_release.was_compared() or compare_picklers()
+
+
+def compare_picklers() -> bool:
+    """Whether the compiled pickler's records are torch's."""
     try:
         state = _small_state()
         fast = _pickle_fast(state, compact=False)

@@ -111,25 +111,25 @@ def _reason_to_load(file: _core.File) -> bool:
         file.byteorder != "little"
         or torch.serialization.get_default_load_endianness() is not None
         or any(at % _ALIGNMENT for _, at, size in file.storages() if size)
-        or _rebuild.self_test()
     )
 
 
 def _torch(
     file: _core.File, path: bytes | None, weights_only: bool, options: _core.Options
 ) -> Outline | None:
-    """None if the object holds more than plain containers, values and tensors."""
+    """None if torch has to make the object, or it holds more than plain containers, values and
+    tensors."""
     size = max((at + size for _, at, size in file.storages()), default=0)
     arena = _core.arena(max(size, 1))
     unpickler: Any = torch._weights_only_unpickler if weights_only else pickle
     arguments = {"encoding": "utf-8"}
     try:
-        plain = _rebuild.plainly(file, lambda: arena, "cpu")
-        made = (
-            plain[0]
-            if plain is not None
-            else _rebuild.through_torch(file, lambda: arena, "cpu", unpickler, arguments)
-        )
+        if plain := _rebuild.plainly(file, lambda: arena, "cpu"):
+            made = plain[0]
+        elif _rebuild.self_test():
+            return None
+        else:
+            made = _rebuild.through_torch(file, lambda: arena, "cpu", unpickler, arguments)
     except pickle.UnpicklingError as error:
         if not weights_only:
             raise

@@ -4,7 +4,8 @@
 Two ways, both over an arena that mirrors the file. `torch.serialization._load`, which is what
 torch.load uses, reads from a stand-in for torch's own file reader: whatever it makes, it makes as
 ever. For plain states a compiled unpickler takes over. Both depend on what is private to torch, so
-self-tests compare their objects with torch.load's, once per process.
+self-tests compare their objects with torch.load's, once per process, unless that release of torch
+was compared before.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fastpersist import _capture, _core
+from fastpersist import _capture, _core, _torch_release
 from fastpersist._errors import CorruptCheckpointError
 from fastpersist._log import logger
 
@@ -98,8 +99,8 @@ def plainly(
 ) -> tuple[Any] | None:
     """The object in the file, by the compiled unpickler; None where torch's own is needed.
 
-    read_all may have been called then. The first call in a process tests the unpickler while the
-    data is being read.
+    read_all may have been called then. Where the unpickler has to be tested first, the data is
+    read meanwhile.
     """
     any_location = _is_cpu(map_location)
     if not _nothing_unusual(file, map_location) or not file.looks_plain(any_location):
@@ -251,7 +252,12 @@ def _open_small() -> tuple[_core.File, _core.Arena]:
 
 @functools.cache
 def self_test() -> str:
-    """Compares what torch's `_load` makes of our reader with torch.load. Empty: equal; cached."""
+    """Why torch's `_load` may not work with our reader. Empty: it does. Cached."""
+    return "" if _torch_release.was_compared() else compare_readers()
+
+
+def compare_readers() -> str:
+    """Compares what torch's `_load` makes of our reader with torch.load. Empty: equal."""
 
     def compare() -> bool:
         file, arena = _open_small()
@@ -268,7 +274,15 @@ def self_test() -> str:
 
 @functools.cache
 def _plain_path_works() -> Future[bool]:
-    """Compares the compiled unpickler's objects with torch's, once per process."""
+    if not _torch_release.was_compared():
+        return compare_unpicklers()
+    known: Future[bool] = Future()
+    known.set_result(True)
+    return known
+
+
+def compare_unpicklers() -> Future[bool]:
+    """Whether the compiled unpickler's objects are torch's."""
 
     def compare() -> bool:
         try:

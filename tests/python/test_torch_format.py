@@ -70,12 +70,7 @@ def plain_state() -> dict[str, Any]:
 # --- The whole zoo ---
 
 
-def test_the_installed_torch_is_known() -> None:
-    assert _capture.self_test() == ""
-
-
-def test_the_compiled_pickler_agrees_with_the_installed_torch() -> None:
-    assert _capture._fast_path_works()
+def test_plain_states_are_left_to_the_compiled_pickler() -> None:
     assert fp.save(plain_state(), io.BytesIO()).referenced_bytes is not None
 
 
