@@ -35,6 +35,7 @@ PEERS_OF_LOAD = (
     load_peers.SAFETENSORS,
     load_peers.RUNAI,
     load_peers.FASTSAFETENSORS,
+    load_peers.DCP,
 )
 
 

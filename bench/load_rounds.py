@@ -34,7 +34,7 @@ NEIGHBOURS = (
     (load_peers.FP_LOAD, load_peers.RUNAI, load_peers.SAFETENSORS),
     (load_peers.FP_LOAD, load_peers.TORCH_MMAP, load_peers.FASTSAFETENSORS),
     (load_peers.FP_LOAD, load_peers.TORCH),
-    (load_peers.FP_LOAD_INTO, load_peers.DCP),
+    (load_peers.FP_LOAD_INTO, load_peers.FP_LOAD, load_peers.DCP),
 )
 
 

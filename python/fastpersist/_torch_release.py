@@ -8,8 +8,10 @@ nothing else touches. For the releases in COMPARED, `make interop` has compared 
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +19,21 @@ import torch
 
 COMPARED = frozenset({"2.4.1", "2.6.0", "2.13.0", "2.14.1"})
 """The table in docs/compatibility.md."""
+_OFFICIAL_BUILD = re.compile(r"cpu|cu\d+|rocm\d+(\.\d+)*|xpu")
 
 
 @functools.cache
 def was_compared() -> bool:
-    """True for an unchanged release of COMPARED, whatever it was built for ("+cpu")."""
-    release = str(torch.__version__).partition("+")[0]
-    return release in COMPARED and all(map(_is_torchs_own, _depended_on()))
+    """True for an unchanged release of COMPARED, for whatever hardware it was built."""
+    release, plus, build = str(torch.__version__).partition("+")
+    known = release in COMPARED and (not plus or _OFFICIAL_BUILD.fullmatch(build) is not None)
+    return known and not _is_reduced_anew() and all(map(_is_torchs_own, _depended_on()))
+
+
+def _is_reduced_anew() -> bool:
+    """Whether a package told pickle how to take apart what the compiled pickler takes apart."""
+    kinds = (torch.Tensor, torch.nn.Parameter, torch.Size, torch.UntypedStorage)
+    return any(kind in copyreg.dispatch_table for kind in kinds)
 
 
 def _depended_on() -> tuple[Callable[..., Any], ...]:
@@ -41,6 +51,8 @@ def _depended_on() -> tuple[Callable[..., Any], ...]:
         torch._utils._rebuild_tensor_v2,
         torch._utils._rebuild_parameter,
         unpickler.load,
+        unpickler.Unpickler.load,
+        unpickler.Unpickler.persistent_load,
     )
 
 

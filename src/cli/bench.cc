@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// `fastpersist bench`: what a storage can do, and what saving and loading reach there. Both are
-// measured with the same blocks, queue depth and engine, one round after the other, so that the
-// share says what checksums and formats cost.
+// `fastpersist bench`: what a storage can do, and what saving and loading reach there, measured
+// with the same blocks and engine, one round after the other, so that the share says what checksums
+// and formats cost. Raw reading has more in flight than loading, which holds little memory: it is
+// the limit of the device.
 //
 //   raw write   the same pipeline without record or checksum, synced
 //   save        fastpersist::Save of a dict of tensors
@@ -36,6 +37,7 @@ namespace fastpersist::cli {
 namespace {
 
 constexpr std::uint64_t kTensorBytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kLong = std::uint64_t{256} << 20;       // a step may take over a second
 constexpr std::size_t kMemoryAlignment = std::size_t{2} << 20;  // a huge page
 
 struct BenchOptions {
@@ -150,6 +152,7 @@ class Bench {
 
   template <class Work>
   Result<void> Timed(Step step, const Work& work) {
+    if (options_.bytes >= kLong) bar_.Show(done_bytes_, options_.bytes * kSteps * options_.rounds);
     const auto start = std::chrono::steady_clock::now();
     if (auto done = work(); !done) return done;
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
@@ -181,7 +184,9 @@ class Bench {
     Forget(*file);
     const plan::Range all{.begin = 0, .end = file->size()};
     NobodyLooks sink;
-    const auto info = checkpoint::ReadRanges(*file, {&all, 1}, {}, sink, save_options_);
+    Options options = save_options_;
+    options.queue_depth = checkpoint::kDefaultDepth;
+    const auto info = checkpoint::ReadRanges(*file, {&all, 1}, {}, sink, options);
     if (!info) return std::unexpected(info.error());
     return {};
   }

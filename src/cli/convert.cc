@@ -160,6 +160,11 @@ class Conversion {
     }
     if (IsNested(*contents_)) {
       warnings_.emplace_back("the state was nested; its names are now joined by dots");
+      const auto numbered = FindNumbered(*contents_);
+      if (!numbered.empty()) {
+        warnings_.push_back("numbered, because another entry has the same name: " +
+                            Quoted(numbered));
+      }
     }
   }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -148,6 +149,22 @@ bool IsNested(const Contents& contents) {
     if (kind == Kind::kTensor || kind == Kind::kParameter) ++direct;
   }
   return direct < contents.tensors.size();
+}
+
+std::vector<std::string> FindNumbered(const Contents& contents) {
+  std::set<std::string_view> all;
+  for (const StoredTensor& tensor : contents.tensors) all.insert(tensor.name);
+  for (const auto& value : contents.values) all.insert(value.name);
+  std::vector<std::string> numbered;
+  for (const StoredTensor& tensor : contents.tensors) {
+    const std::size_t mark = tensor.name.rfind('#');
+    if (mark == std::string::npos || mark + 1 == tensor.name.size()) continue;
+    const std::string_view name = tensor.name;
+    const bool number =
+        std::ranges::all_of(name.substr(mark + 1), [](char c) { return c >= '0' && c <= '9'; });
+    if (number && all.contains(name.substr(0, mark))) numbered.push_back(tensor.name);
+  }
+  return numbered;
 }
 
 std::string Quoted(const std::vector<std::string>& names) {

@@ -35,6 +35,10 @@ struct SharedMemory {
 /// True when tensors lie deeper than in one dict, so that a flat list of names loses something.
 [[nodiscard]] bool IsNested(const layout::Contents& contents);
 
+/// Names of tensors that got a number because an earlier entry came to the same name: in
+/// {"a.b": x, "a": {"b": y}} y is called "a.b#2".
+[[nodiscard]] std::vector<std::string> FindNumbered(const layout::Contents& contents);
+
 /// "'a', 'b'".
 [[nodiscard]] std::string Quoted(const std::vector<std::string>& names);
 

@@ -14,6 +14,7 @@
 #include "commit/catalog.h"
 #include "commit/root.h"
 #include "fastpersist/error.h"
+#include "fastpersist/options.h"
 
 namespace fastpersist::cli {
 
@@ -39,6 +40,11 @@ struct Directory {
 [[nodiscard]] std::string CheckpointsText(const std::vector<commit::CatalogEntry>& checkpoints);
 /// One of the "checkpoints" in docs/cli.md.
 [[nodiscard]] Json CheckpointJson(const commit::CatalogEntry& checkpoint);
+
+/// What `verify` reads with: past the page cache where that is possible, however much of a file is
+/// in it, for what is to be checked is the device. The engines after this one follow if it is not
+/// to be had.
+inline constexpr Options kFromTheDevice{.engine = Engine::kUring};
 
 /// The commands inspect and verify on a directory.
 [[nodiscard]] ExitStatus InspectDirectory(const std::string& path, bool json, std::size_t rows);

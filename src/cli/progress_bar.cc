@@ -38,9 +38,12 @@ ProgressBar::ProgressBar(std::string label)
     : label_(std::move(label)), enabled_(CanBeShown()), next_(start_ + kPatience) {}
 
 void ProgressBar::Update(std::uint64_t done, std::uint64_t all) {
+  if (Clock::now() >= next_) Show(done, all);
+}
+
+void ProgressBar::Show(std::uint64_t done, std::uint64_t all) {
   if (!enabled_ || all == 0) return;
   const auto now = Clock::now();
-  if (now < next_) return;
   next_ = now + kBetween;
   const double share = std::min(1.0, static_cast<double>(done) / static_cast<double>(all));
   const auto cells = static_cast<std::size_t>(share * kCells);

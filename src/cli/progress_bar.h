@@ -23,6 +23,9 @@ class ProgressBar {
   /// Cheap: draws ten times a second at most.
   void Update(std::uint64_t done, std::uint64_t all);
 
+  /// Draws at once: before work that is known to be long and tells nothing on the way.
+  void Show(std::uint64_t done, std::uint64_t all);
+
   /// Takes the line away, if one is shown; the next Update draws it again. Thread-safe.
   static void Hide();
 

@@ -111,8 +111,8 @@ ExitStatus Verify(const VerifyOptions& options) {
   findings.tensors = file->tensors().size();
   if (!options.quick) {
     ProgressBar bar("verifying");
-    auto found =
-        file->Verify({}, [&bar](std::uint64_t done, std::uint64_t all) { bar.Update(done, all); });
+    auto found = file->Verify(
+        kFromTheDevice, [&bar](std::uint64_t done, std::uint64_t all) { bar.Update(done, all); });
     if (!found) return Fail(found.error());
     findings.verification = *std::move(found);
   }
@@ -124,7 +124,8 @@ ExitStatus Verify(const VerifyOptions& options) {
 void AddVerify(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand(
       "verify", "Read a file or all checkpoints of a directory and compare every checksum");
-  command->footer(R"(Goes on after a damage and names each on a line of its own.
+  command->footer(R"(Goes on after a damage and names each on a line of its own. Reads past the page
+cache where the file system can.
 
 Examples:
   fastpersist verify model.pt

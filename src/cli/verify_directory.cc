@@ -144,7 +144,7 @@ class Verifier {
     WholeFile sink(records, [&](std::uint64_t bytes) { bar_.Update(before + bytes, all_); });
     if (file.size() > 0) {
       const plan::Range all{.begin = 0, .end = file.size()};
-      const auto info = checkpoint::ReadRanges(file, {&all, 1}, {}, sink, {});
+      const auto info = checkpoint::ReadRanges(file, {&all, 1}, {}, sink, kFromTheDevice);
       if (!info) return std::unexpected(info.error());
       findings_.seconds += info->seconds;
     }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import re
 from pathlib import Path
@@ -47,6 +48,8 @@ def test_the_releases_that_are_trusted_are_those_of_the_table() -> None:
         ("2.13.0", True),
         ("2.13.0+cpu", True),
         ("2.13.0+cu128", True),
+        ("2.13.0+rocm6.4", True),
+        ("2.13.0+git12ab", False),
         ("2.13.0a0+ecf3bae", False),
         ("2.13.0.dev20260101", False),
         ("2.13.1", False),
@@ -72,6 +75,14 @@ def test_a_torch_that_another_package_changed_is_not_trusted(
 
     assert was_compared()
     monkeypatch.setattr(torch.serialization, "_save", changed)
+    assert not was_compared()
+
+
+def test_a_torch_whose_parameters_are_pickled_otherwise_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
+    monkeypatch.setitem(copyreg.dispatch_table, torch.nn.Parameter, lambda p: (list, ()))
     assert not was_compared()
 
 
