@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Shows that our files are those of other versions of PyTorch: under each version the zoo of states is
-# saved by torch.save and by us and compared byte for byte, the tests of the format run, and the files
-# that we write under the torch of .venv are read and compared value by value.
+# saved by torch.save and by us and compared byte for byte, the tests of the format and of loading run,
+# and the files that we write under the torch of .venv are read and compared value by value, as are
+# that version's files by us.
 #
 #   scripts/interop.sh                  all versions; writes the table in docs/compatibility.md
 #   scripts/interop.sh 2.6.0 newest     these only; the document stays as it is
@@ -12,7 +13,7 @@
 # A version is a number for pip, or one of
 #   installed   the torch of .venv
 #   newest      the newest that pip offers
-#   debian      Debian's python3-torch with Debian's python3, which reads only. The packages are
+#   debian      Debian's python3-torch with Debian's python3, which does without us. The packages are
 #               unpacked into build/, nothing is installed.
 #
 # Environments are made once, below build/interop/: some 2 GB each, most of it torch. A version that
@@ -27,7 +28,7 @@ readonly WORK=$PWD/build/interop
 readonly RESULTS=$WORK/results
 readonly FILES=$WORK/files # what we write under the installed torch, with descriptions
 readonly DEBIAN=$WORK/debian
-readonly TESTS=(tests/python/test_torch_format.py tests/python/test_torch_release.py tests/python/test_zoo.py)
+readonly TESTS=(tests/python/test_{torch_format,torch_release,zoo,load,load_zoo,load_into,open,restore_into}.py)
 
 say() { echo "interop: $*"; }
 
@@ -156,6 +157,12 @@ check() {
   fi
   env "${ENVIRONMENT[@]}" "$PYTHON" tests/interop/read_with_old_torch.py "$FILES" \
     --json "$folder/read.json" || status=1
+  if env "${ENVIRONMENT[@]}" "$PYTHON" tests/interop/write_with_old_torch.py "$folder/files"; then
+    PYTHONPATH=$PWD/python "$VENV_PYTHON" tests/interop/read_theirs.py "$folder/files" \
+      build/release/fastpersist --json "$folder/theirs.json" || status=1
+  else
+    status=1
+  fi
   return "$status"
 }
 

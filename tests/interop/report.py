@@ -21,8 +21,9 @@ from xml.etree import ElementTree
 
 BEGIN, END = "<!-- begin: written by scripts/interop.sh -->", "<!-- end -->"
 HEAD = (
-    "| torch | Python, NumPy | files identical | tests of the format | files of ours read |\n"
-    "|---|---|---|---|---|\n"
+    "| torch | Python, NumPy | files identical | tests "
+    "| it reads of our files | we read of its files |\n"
+    "|---|---|---|---|---|---|\n"
 )
 
 
@@ -33,6 +34,7 @@ class Result:
         self.label = folder.name
         self.compare = _json(folder / "compare.json")
         self.read = _json(folder / "read.json")
+        self.theirs = _json(folder / "theirs.json")
         self.tests = _tests(folder / "tests.xml")
         self.not_tested = _text(folder / "not-tested")
 
@@ -45,16 +47,15 @@ class Result:
     def row(self) -> str:
         """One line of the table."""
         if self.not_tested:
-            return f"| {self.name} | not tested: {self.not_tested} | | | |"
+            return f"| {self.name} | not tested: {self.not_tested} | | | | |"
         about = self.compare or self.read or {"python": "?", "numpy": "?"}
-        identical = "reads only" if self.label == "debian" else "failed"
+        identical = "does not run us" if self.label == "debian" else "failed"
         if self.compare:
             count, different = self.compare["identical"], len(self.compare["different"])
             identical = f"{count} of {count + different}"
-        read = "failed"
-        if self.read:
-            read = f"{self.read['equal']} of {self.read['equal'] + len(self.read['wrong'])}"
-        cells = [self.name, f"{about['python']}, {about['numpy']}", identical, self.tests, read]
+        read, theirs = _share(self.read), _share(self.theirs)
+        versions = f"{about['python']}, {about['numpy']}"
+        cells = [self.name, versions, identical, self.tests, read, theirs]
         return f"| {' | '.join(cells)} |"
 
     def notes(self) -> list[str]:
@@ -64,6 +65,8 @@ class Result:
             lines.append(f"- {self.name}: `{name}` differs: {' '.join(why.split())}")
         for name, why in (self.read or {}).get("wrong", {}).items():
             lines.append(f"- {self.name}: `{name}` is read wrongly: {' '.join(why.split())}")
+        for name, why in (self.theirs or {}).get("wrong", {}).items():
+            lines.append(f"- {self.name}: we read its `{name}` wrongly: {' '.join(why.split())}")
         reasons: dict[str, int] = defaultdict(int)
         for why in (self.read or {}).get("left_out", {}).values():
             reasons[why] += 1
@@ -74,6 +77,11 @@ class Result:
             )
             lines.append(f"- {self.name} does not have, and so cannot read from anybody: {known}.")
         return lines
+
+
+def _share(found: dict[str, Any] | None) -> str:
+    """How many files were read and equal, of how many."""
+    return f"{found['equal']} of {found['equal'] + len(found['wrong'])}" if found else "failed"
 
 
 def _json(path: Path) -> dict[str, Any] | None:
