@@ -73,6 +73,13 @@ def test_the_install_has_the_public_headers_the_library_and_the_cmake_files(pref
     assert any(name.startswith("libfastpersist.so.") for name in installed)
 
 
+def test_the_install_has_the_program_with_its_manual_and_completion(prefix: Path) -> None:
+    assert (prefix / "share/man/man1/fastpersist.1").is_file()
+    assert (prefix / "share/bash-completion/completions/fastpersist").is_file()
+    answer = subprocess.run([prefix / "bin/fastpersist", "--version"], capture_output=True, env={})
+    assert answer.returncode == 0 and fp.__version__.encode() in answer.stdout
+
+
 def test_installed_cmake_files_name_no_folder_of_this_machine(prefix: Path) -> None:
     for path in prefix.rglob("*.cmake"):
         assert str(REPOSITORY) not in path.read_text()
