@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -49,6 +50,7 @@ using fastpersist::testing::TestStreamBuilder;
 using layout::Extent;
 
 constexpr std::uint64_t kBlock = 8192;
+constexpr std::byte kPoison{0xAB};
 
 struct Device {
   plan::DeviceLimits limits{.memory_align = 512, .offset_align = 512, .direct = true};
@@ -95,15 +97,20 @@ class Scene {
   Scene& operator=(Scene&&) = delete;
   ~Scene() { JoinOwner(); }
 
+  static std::span<std::byte> Memory(const Extent& extent) {
+    return {const_cast<std::byte*>(extent.bytes), extent.length};  // ours
+  }
   static void Change(const Extent& extent) {
-    const std::span bytes(const_cast<std::byte*>(extent.bytes), extent.length);  // ours
-    for (std::byte& byte : bytes) byte = ~byte;
+    for (std::byte& byte : Memory(extent)) byte = ~byte;
   }
   // From now on the owner waits, and changes everything the moment that he may.
   void CallOwner(bool capture) {
     owner_ = std::thread([this, capture] {
       (void)gate->WaitReleased(MemoryGate::Clock::now() + std::chrono::hours(1), capture);
-      for (const Extent& extent : live) Change(extent);
+      for (const Extent& extent : live) {
+        Change(extent);
+        if (becomes) std::ranges::fill(Memory(extent), *becomes);
+      }
       changed = true;
     });
   }
@@ -126,6 +133,7 @@ class Scene {
   std::vector<Extent> live;
   std::unique_ptr<MemoryGate> gate;
   std::atomic<bool> changed = false;
+  std::optional<std::byte> becomes;  // of all that the owner may change; else the bits turn round
 
  private:
   std::vector<std::byte> spare_;
@@ -167,6 +175,7 @@ class Written {
   void Write(const Scene& scene, const Device& device, std::unique_ptr<IoEngine>& engine) {
     const layout::Stream& stream = scene.made.stream;
     const AlignedMemory staging(device.slots * device.block);
+    std::ranges::fill(staging.bytes(), kPoison);  // what nobody filled shows in the file
     const auto plan = plan::PlanWrites(stream, {.begin = 0, .end = stream.size()},
                                        {.limits = device.limits,
                                         .block_bytes = device.block,
@@ -225,6 +234,27 @@ TestStream TwelveBlocks() {
 }
 
 bool Yes() { return true; }
+
+// NVIDIA/Megatron-LM#833: buffers that went to the device before they were whole. Here the device
+// takes the bytes late and in any order, and whoever may reuse memory poisons it at once.
+TEST(GatedWrite, FiftyStepsInTheSameMemoryEachReachTheFileWithoutPoisonOrTheNextStep) {
+  const Seed seed;
+  Random random(seed.value());
+  for (int step = 1; step <= 50; ++step) {
+    TestStream stream = TwelveBlocks();
+    for (const AlignedMemory& memory : stream.memory) {
+      std::ranges::fill(memory.bytes(), static_cast<std::byte>(step));
+    }
+    Scene scene(std::move(stream), Yes, VerifySource::kFull, OnceIn(random, 2) ? 0 : kBlock);
+    scene.becomes = kPoison;
+    ASSERT_TRUE(scene.gate->Begin());
+    scene.CallOwner(/*capture=*/true);
+    const Written written(scene, {.seed = random()}, FaultAlways(Fault{}));
+    scene.JoinOwner();
+    written.ExpectOldBytes(scene);
+    if (HasFatalFailure()) FAIL() << "step " << step;
+  }
+}
 
 class GatedWritePositionTest : public ::testing::TestWithParam<std::uint64_t> {};
 
