@@ -67,5 +67,5 @@ __all__ = [
 ]
 
 _configure_log()
-if "torch" in _sys.modules:  # else the first call that needs torch imports it
+if _sys.modules.get("torch"):  # else the first call that needs torch imports it
     from fastpersist import _with_torch as _with_torch

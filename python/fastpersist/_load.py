@@ -15,9 +15,9 @@ from fastpersist._errors import ArgumentError, CorruptCheckpointError, Error, We
 from fastpersist._options import Options, resolve
 
 _TRUE = ("1", "y", "yes", "true")
-_LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")
-"""How files of PyTorch before 1.6 begin: a pickle of torch's magic number."""
-
+_LEGACY_HEADS = tuple({pickle.dumps(0x1950A86A20F9469CFC6C, protocol) for protocol in range(6)})
+"""How files of PyTorch before 1.6 begin: a pickle of torch's magic number, of any protocol."""
+_HEAD_BYTES = max(map(len, _LEGACY_HEADS))
 
 _DAMAGE = (RuntimeError, EOFError, ValueError, AssertionError, LookupError, AttributeError)
 """What torch raises for damaged files of PyTorch before 1.6, which have no checksums."""
@@ -36,18 +36,21 @@ def load(
     """Loads a PyTorch or safetensors file, as `torch.load` does: the same objects.
 
     Everything is read in one pass, directly from the device, and every checksum in the file is
-    compared. Either all is good and the object is returned, or nothing is.
+    compared. Either all is good and the object is returned, or nothing is. (Not with mmap=True.)
 
     Args:
-        f: path (str, bytes, os.PathLike), or a readable file object with `seek` and `tell`.
+        f: path (str, bytes, os.PathLike), or a readable file object with `seek` and `tell`, which
+            is read from where it stands to its end.
         map_location: as in torch.load.
         pickle_module, pickle_load_args: as in torch.load; for `weights_only=False` only.
         weights_only: True (the default) makes tensors, plain containers and what was allowed with
             `torch.serialization.add_safe_globals`; False makes any object and may run any code that
             the file asks for. The variables TORCH_FORCE_WEIGHTS_ONLY_LOAD and
             TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD count as they do for torch.load.
-        mmap: True maps the file instead of reading it, as torch.load does. Structure and pickle are
-            checked, the tensors' checksums are not: their bytes are read when they are touched.
+        mmap: True maps the file, named by a path, instead of reading it, as torch.load does, and
+            safetensors files likewise. Structure and pickle are checked, the tensors' checksums are
+            not: their bytes are read when they are touched. Changes to a tensor stay in memory.
+            Files of PyTorch before 1.6 cannot be mapped.
         options: how the data is read.
 
     Returns: the object. Large tensors lie in memory that belongs to the file that was loaded;
@@ -62,11 +65,15 @@ def load(
     """
     path = _path(f)
     core_options = resolve(options)
+    if mmap is None:
+        mmap = _mmap_is_default()
+    if mmap and path is None:
+        raise ArgumentError("load failed: mmap=True takes a path, not a file object")
     if _is_legacy(_head(f, path)):
-        return _load_legacy(f, map_location, pickle_module, weights_only, pickle_load_args)
+        return _load_legacy(f, map_location, pickle_module, weights_only, mmap, pickle_load_args)
     file = _open_object(f) if path is None else _core.open(path)
     if file.kind == "safetensors":
-        return _load_safetensors(file, map_location, core_options)
+        return _load_safetensors(file, map_location, path if mmap else None, core_options)
     return _load_torch(
         f, path, file, map_location, pickle_module, weights_only, mmap, core_options,
         pickle_load_args,
@@ -93,7 +100,7 @@ def _head(f: Any, path: bytes | None) -> bytes:
     if path is None:
         position = f.tell()
         try:
-            head = f.read(len(_LEGACY_MAGIC))
+            head = f.read(_HEAD_BYTES)
         except UnicodeDecodeError:
             head = ""
         if isinstance(head, str):
@@ -104,13 +111,13 @@ def _head(f: Any, path: bytes | None) -> bytes:
         return b""
     try:
         with open(path, "rb", buffering=0) as file:
-            return file.read(len(_LEGACY_MAGIC))
+            return file.read(_HEAD_BYTES)
     except OSError:
         return b""
 
 
 def _is_legacy(head: bytes) -> bool:
-    return head == _LEGACY_MAGIC
+    return head.startswith(_LEGACY_HEADS)
 
 
 def _open_object(f: Any) -> _core.File:
@@ -140,10 +147,12 @@ def _read_some(f: Any, memory: memoryview) -> int:
     return got
 
 
-def _load_safetensors(file: _core.File, map_location: Any, options: _core.Options) -> Any:
+def _load_safetensors(
+    file: _core.File, map_location: Any, to_map: bytes | None, options: _core.Options
+) -> Any:
     from fastpersist import _read_safetensors
 
-    return _read_safetensors.load(file, map_location, options)
+    return _read_safetensors.load(file, map_location, to_map, options)
 
 
 def _load_legacy(
@@ -151,10 +160,16 @@ def _load_legacy(
     map_location: Any,
     pickle_module: Any,
     weights_only: bool | None,
+    mmap: bool,
     pickle_load_args: dict[str, Any],
 ) -> Any:
     import torch
 
+    if mmap:
+        raise ArgumentError(
+            f"load failed on {_shown(f)}: mmap=True cannot map a file of PyTorch before 1.6 "
+            "(_use_new_zipfile_serialization=False); load it without mmap=True, or save it anew"
+        )
     _log.warn_once(
         "torch.load reads in our place: the file is of PyTorch before 1.6 and has no checksums; "
         "save it anew to have them"
@@ -166,16 +181,17 @@ def _load_legacy(
             map_location=map_location,
             pickle_module=pickle_module,
             weights_only=weights_only,
+            mmap=False,
             **pickle_load_args,
         )
-    except OSError:
+    except (OSError, UnicodeDecodeError):  # the second: strings of Python 2 need encoding=
         raise
     except (pickle.UnpicklingError, *_DAMAGE) as error:
         # What the caller's arguments, or what is installed, are to blame for.
         missing = not weights_only and isinstance(error, AttributeError)
         if missing or callable(map_location) or "Attempting to deserialize" in str(error):
             raise
-        name = os.fsdecode(f) if isinstance(f, str | bytes | os.PathLike) else type(f).__name__
+        name = _shown(f)
         if weights_only and isinstance(error, pickle.UnpicklingError):
             raise WeightsOnlyError(
                 f"load failed on {name}: weights_only=True refuses this file of PyTorch before "
@@ -188,6 +204,10 @@ def _load_legacy(
         ) from error
 
 
+def _shown(f: Any) -> str:
+    return os.fsdecode(f) if isinstance(f, str | bytes | os.PathLike) else type(f).__name__
+
+
 def _load_torch(
     f: Any,
     path: bytes | None,
@@ -195,7 +215,7 @@ def _load_torch(
     map_location: Any,
     pickle_module: Any,
     weights_only: bool | None,
-    mmap: bool | None,
+    mmap: bool,
     options: _core.Options,
     pickle_load_args: dict[str, Any],
 ) -> Any:
@@ -211,8 +231,6 @@ def _load_torch(
             )
         if pickle_load_args:
             warnings.warn("pickle_load_args only works if `weights_only=False`.", stacklevel=3)
-    if mmap is None:
-        mmap = _mmap_is_default()
     pickle_load_args.setdefault("encoding", "utf-8")
     # torch.load warns of arguments that the weights-only unpickler does not take.
     for_torch = {} if weights_only else pickle_load_args
@@ -222,7 +240,7 @@ def _load_torch(
         unpickler = torch._weights_only_unpickler
     usual = (weights_only or unpickler is pickle) and pickle_load_args == {"encoding": "utf-8"}
     try:
-        if mmap:
+        if mmap and path is not None:
             return _map(path, map_location, pickle_module, weights_only, for_torch)
         if usual and (made := _rebuild.plainly(file, read_all, map_location)):
             return made[0]
@@ -286,7 +304,7 @@ def _mmap_is_default() -> bool:
 
 
 def _map(
-    path: bytes | None,
+    path: bytes,
     map_location: Any,
     pickle_module: Any,
     weights_only: bool,
@@ -295,8 +313,6 @@ def _map(
     """The file was opened, so its structure and pickle are good; torch maps the rest."""
     import torch
 
-    if path is None:
-        raise ArgumentError("load failed: mmap=True takes a path, not a file object")
     return torch.load(
         os.fsdecode(path),
         map_location=map_location,

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fastpersist import _core, _load
 from fastpersist._errors import ArgumentError, UnsupportedFileError
 from fastpersist._options import Options, resolve
+
+_MOST_COMPARED, _LONGEST_COMPARED = 200, 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +50,12 @@ def open(f: Any) -> CheckpointFile:
         `StorageError`; `ForkedError`; `ArgumentError`.
     """
     path = _load._path(f)
+    if _load._is_legacy(_load._head(f, path)):
+        raise UnsupportedFileError(
+            f"open failed on {_load._shown(f)}: single tensors of a file of PyTorch before 1.6 "
+            "(_use_new_zipfile_serialization=False) cannot be read; load all of it with fp.load, "
+            "and save it anew"
+        )
     return CheckpointFile(_load._open_object(f) if path is None else _core.open(path), f)
 
 
@@ -168,9 +177,28 @@ class CheckpointFile:
             return self._tensors[name]
         except (KeyError, TypeError):
             pass
-        near = difflib.get_close_matches(str(name), self._tensors, n=3, cutoff=0.4)
+        near = _similar(str(name), self._tensors)
         advice = f"; similar: {', '.join(near)}" if near else ""
         raise KeyError(f"no tensor '{name}' in {self._shown!r}{advice}")
+
+
+def _common(a: str, b: str) -> int:
+    """Characters with which both begin."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _similar(name: str, names: Iterable[str]) -> list[str]:
+    """At most three. difflib takes tens of microseconds for each name that it compares, so in a
+    file of many it sees those only that begin and end most like this one."""
+    if len(name) > _LONGEST_COMPARED:
+        return []
+
+    def likeness(other: str) -> int:
+        return _common(name, other) + _common(name[::-1], other[::-1])
+
+    likely = heapq.nlargest(_MOST_COMPARED, names, likeness)
+    return difflib.get_close_matches(name, likely, n=3, cutoff=0.4)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,7 +83,7 @@ def outline(f: Any, weights_only: bool | None, options: Options | None) -> Outli
     core_options = resolve(options)
     named = path is not None and path.endswith(b".safetensors")
     if not named and _load._is_legacy(_load._head(f, path)):
-        legacy = _load.load(f, "cpu", weights_only=weights_only, options=options)
+        legacy = _load.load(f, "cpu", weights_only=weights_only, mmap=False, options=options)
         return Outline(legacy, None, core_options, loaded=True)
     file = _load._open_object(f) if path is None else _core.open(path)
     if file.kind == "safetensors":
@@ -136,6 +136,9 @@ def _torch(
         from fastpersist import _weights_only
 
         raise _weights_only.explain(error, file, path) from error
+    except Exception as error:  # of an object that looks into tensors, whose data is not there yet
+        _log.logger.debug("read as a whole, for its outline cannot be made: %r", error)
+        return None
     arena.let_go()
     sketch = Outline(made, file, options, loaded=False)
     return sketch if _find_places(sketch, file, arena) else None

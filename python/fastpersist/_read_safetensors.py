@@ -1,36 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a safetensors file: views of the memory that the file was read into."""
+"""Tensors of a safetensors file: views of the memory that it was read into or is mapped to."""
 
 from __future__ import annotations
 
 import importlib.util
+import mmap
+import os
 from typing import Any
 
 from fastpersist import _core, _log
-from fastpersist._errors import ArgumentError, UnsupportedFileError
+from fastpersist._errors import ArgumentError, CorruptCheckpointError, UnsupportedFileError
 from fastpersist._open import numpy_type
 
 
-def load(file: _core.File, map_location: Any, options: _core.Options) -> dict[str, Any]:
+def load(
+    file: _core.File, map_location: Any, to_map: bytes | None, options: _core.Options
+) -> dict[str, Any]:
     """Every tensor by its name, in the order of the header.
 
     torch tensors on the device that map_location names (a string or a torch.device; None: CPU), or
-    NumPy arrays where torch is not installed. The format has no checksums to compare.
+    NumPy arrays where torch is not installed. The format has no checksums to compare. to_map: the
+    path of a file that is to be mapped instead of read.
     """
     make = _torch_tensor if importlib.util.find_spec("torch") else _numpy_array
     device = _device(map_location)
-    arena = file.read_all(options)
-    if file.info["warning"]:
-        _log.warn_once(file.info["warning"])
     storages = file.storages()
+    arena: _core.Arena | _Mapping
+    if to_map is not None:
+        arena = _Mapping(to_map, max((at + size for _, at, size in storages), default=0))
+    else:
+        arena = file.read_all(options)
+        if file.info["warning"]:
+            _log.warn_once(file.info["warning"])
     made = {}
     for name, dtype, shape, _, storage, _, size, *_ in file.tensors():
         assert storage is not None  # the format has no meta tensors
         made[name] = make(name, dtype, shape, arena, storages[storage][1], size)
-    arena.let_go()
+    if isinstance(arena, _core.Arena):
+        arena.let_go()
     if device is not None:
         made = {name: tensor.to(device) for name, tensor in made.items()}
     return made
+
+
+class _Mapping:
+    """A file in memory, read as it is touched; what is written stays with this process."""
+
+    def __init__(self, path: bytes, size: int) -> None:
+        with open(path, "rb", buffering=0) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found < size:  # touching what is missing would end the process
+                raise CorruptCheckpointError(
+                    f"load failed on {os.fsdecode(path)}: {found} bytes long, but its header was "
+                    f"that of a file of {size} when it was opened; do not change a checkpoint "
+                    "while it is read",
+                    os.fsdecode(path),
+                )
+            self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def view(self, offset: int, size: int) -> memoryview:
+        return memoryview(self._memory)[offset : offset + size]
 
 
 def _device(map_location: Any) -> Any:
@@ -48,7 +77,12 @@ def _device(map_location: Any) -> Any:
 
 
 def _torch_tensor(
-    name: str, dtype: str, shape: tuple[int, ...], arena: _core.Arena, offset: int, size: int
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    arena: _core.Arena | _Mapping,
+    offset: int,
+    size: int,
 ) -> Any:
     import torch
 
@@ -69,7 +103,12 @@ def _torch_tensor(
 
 
 def _numpy_array(
-    name: str, dtype: str, shape: tuple[int, ...], arena: _core.Arena, offset: int, size: int
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    arena: _core.Arena | _Mapping,
+    offset: int,
+    size: int,
 ) -> Any:
     import numpy
 
@@ -77,5 +116,5 @@ def _numpy_array(
     if size == 0:
         return numpy.empty(shape, dtype=kind)
     # NumPy objects keep their buffer alive; it does not matter how they are aligned.
-    flat = numpy.frombuffer(arena.view(offset, size), dtype=kind)  # type: ignore[call-overload]
+    flat = numpy.frombuffer(arena.view(offset, size), dtype=kind)  # type: ignore[arg-type]
     return flat.reshape(shape)

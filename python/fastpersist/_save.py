@@ -102,7 +102,7 @@ def _save_torch(
     compact: bool,
     options: _core.Options,
 ) -> SaveInfo:
-    from fastpersist import _capture, _delegate
+    from fastpersist import _capture, _delegate, _foresee
 
     start = time.perf_counter()
     pickle_module, protocol, new_format, disable_byteorder = torch_arguments
@@ -119,6 +119,8 @@ def _save_torch(
             "which torch calls the archive; choose another name"
         )
     captured = _capture.capture_or_explain(obj, pickle_module, protocol, disable_byteorder, compact)
+    if pickle_module is pickle and protocol == 2:
+        _foresee.foresee(obj, captured, _log.logger.info)
     stream = _core.torch_stream(captured.records, prefix, captured.alignment)
     seconds = time.perf_counter() - start
     info = _write(stream, path, target, options, seconds, captured.referenced_bytes)

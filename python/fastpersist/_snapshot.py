@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fastpersist import _capture, _core
+from fastpersist import _capture, _core, _foresee, _log
 from fastpersist._attached import SMALL, Attached, Owned, Ranges
 from fastpersist._errors import UnsupportedStateError
 
@@ -105,7 +105,9 @@ def take(
 def _pickled(state: Any) -> _capture.Capture:
     if reason := _capture.self_test():
         raise UnsupportedStateError(f"save failed: the installed torch cannot be served: {reason}")
-    return _capture.capture_or_explain(state)
+    captured = _capture.capture_or_explain(state)
+    _foresee.foresee(state, captured, _log.warn_once)
+    return captured
 
 
 def _laid_out(records: list[Any], name: str, alignment: int, page_aligned: bool) -> _core.Stream:

@@ -21,13 +21,21 @@ struct Signature {
   std::string_view description;
 };
 
+constexpr std::string_view kOldTorch =
+    "is a pickle (PyTorch before 1.6, or _use_new_zipfile_serialization=False)";
+
 constexpr std::array kSignatures{
     Signature{"PK\x03\x04"sv, "begins like a ZIP archive"},
     Signature{"PK\x05\x06"sv, "is an empty ZIP archive, or the rest of one"},
     Signature{"PK\x07\x08"sv, "is one volume of a ZIP archive that was split"},
-    // The pickled magic number 0x1950a86a20f9469cfc6c.
-    Signature{"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv,
-              "is a pickle (PyTorch before 1.6, or _use_new_zipfile_serialization=False)"},
+    // The magic number 0x1950a86a20f9469cfc6c, pickled by each protocol.
+    Signature{"L119547037146038801333356L\n."sv, kOldTorch},
+    Signature{"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv, kOldTorch},
+    Signature{"\x80\x03\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv, kOldTorch},
+    Signature{"\x80\x04\x95\x0d\0\0\0\0\0\0\0\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv,
+              kOldTorch},
+    Signature{"\x80\x05\x95\x0d\0\0\0\0\0\0\0\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv,
+              kOldTorch},
     Signature{"\x1f\x8b"sv, "is compressed with gzip"},
     Signature{"BZh"sv, "is compressed with bzip2"},
     Signature{"\xFD"

@@ -9,14 +9,14 @@
 //
 // The rule strikes at calls number FIRST to LAST (from 1, of this CALL, among the files whose path
 // contains PATH). CALL is openat, pwrite, fallocate, ftruncate, fdatasync, fsync, close, renameat,
-// mkdirat, unlinkat, or direct, which is fcntl(2) turning O_DIRECT on; or pwrite-at, for which
-// FIRST and LAST are not numbers of calls but offsets in the file: it strikes at every pwrite(2) of
-// one of those bytes. ACTION is one of
+// mkdirat, unlinkat, pread, or direct, which is fcntl(2) turning O_DIRECT on; or pwrite-at or
+// pread-at, for which FIRST and LAST are not numbers of calls but offsets in the file: it strikes
+// at every pwrite(2) or pread(2) of one of those bytes. ACTION is one of
 //
 //   errno N    fail with errno N; close still closes
-//   short N    pwrite: really write only N bytes (not more than asked); 0 writes nothing
-//   half, less pwrite: really write half of the bytes, or one byte less
-//   random N   pwrite: really write a random part, at least one byte; N is the seed
+//   short N    pwrite, pread: really move only N bytes (not more than asked); 0 moves nothing
+//   half, less pwrite, pread: really move half of the bytes, or one byte less
+//   random N   pwrite, pread: really move a random part, at least one byte; N is the seed
 //   signal N   send signal N to the process, then do the call
 //   fork       fork a child that sleeps until it is killed, then do the call
 //   hold       make the file $FASTPERSIST_HOLD.reached, wait while the file $FASTPERSIST_HOLD is
@@ -24,8 +24,8 @@
 //   once N     as errno, but at the first call only that is struck
 //
 // Missing values are 0. Without the variable nothing is touched or recorded. The recording is a
-// text, one call per line: CALL RESULT OFFSET LENGTH PATH. Not for more than one configuring
-// thread.
+// text, one call per line: CALL RESULT OFFSET LENGTH PATH. Reads are recorded only while a rule is
+// for them. Not for more than one configuring thread.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -55,6 +55,7 @@ struct Rule {
 static struct Rule rules[kMaxRules];
 static int rule_count;
 static int active;
+static int reads;  // whether a rule is for reads
 static char trace[kTraceBytes];
 static size_t trace_length;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -67,6 +68,7 @@ void fastpersist_faults_reset(void) {
   trace[0] = '\0';
   const char* text = getenv("FASTPERSIST_FAULTS");
   active = text != NULL;
+  reads = text != NULL && strstr(text, "pread") != NULL;
   while (text != NULL && *text != '\0' && rule_count < kMaxRules) {
     struct Rule* rule = &rules[rule_count];
     memset(rule, 0, sizeof *rule);
@@ -103,8 +105,9 @@ static void PathOf(int fd, const char* name, char path[PATH_MAX]) {
 
 // Whether the rule is for this call; counts it.
 static int Meets(struct Rule* rule, const char* call, long offset, long length) {
-  if (strcmp(rule->call, "pwrite-at") == 0) {
-    return strcmp(call, "pwrite") == 0 && offset <= rule->last && offset + length > rule->first;
+  const size_t name = strlen(call);
+  if (strncmp(rule->call, call, name) == 0 && strcmp(rule->call + name, "-at") == 0) {
+    return offset <= rule->last && offset + length > rule->first;
   }
   if (strcmp(rule->call, call) != 0) return 0;
   ++rule->seen;
@@ -193,19 +196,40 @@ static size_t ShortCount(const struct Rule* rule, size_t count) {
   return count;
 }
 
-static ssize_t RawWrite(int fd, const void* data, size_t count, off_t offset) {
-  return syscall(SYS_pwrite64, fd, data, count, offset);
+// The call itself, as a system call: SYS_pwrite64 or SYS_pread64.
+static ssize_t Move(long call, int fd, void* data, size_t count, off_t offset) {
+  return syscall(call, fd, data, count, offset);
 }
 
-// A direct descriptor would refuse an odd count, so another one without O_DIRECT writes it.
-static ssize_t ShortWrite(int fd, const void* data, size_t count, off_t offset) {
+// A direct descriptor would refuse an odd count, so another one without O_DIRECT moves it.
+static ssize_t MovePart(long call, int fd, void* data, size_t count, off_t offset) {
   char link[64];
   if (count == 0) return 0;
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-  const int other = (int)syscall(SYS_openat, AT_FDCWD, link, O_WRONLY | O_CLOEXEC, 0);
+  const int access = call == SYS_pwrite64 ? O_WRONLY : O_RDONLY;
+  const int other = (int)syscall(SYS_openat, AT_FDCWD, link, access | O_CLOEXEC, 0);
   if (other < 0) return -1;
-  const ssize_t result = RawWrite(other, data, count, offset);
+  const ssize_t result = Move(call, other, data, count, offset);
   syscall(SYS_close, other);
+  return result;
+}
+
+static ssize_t FaultyMove(const char* name, long call, int fd, void* data, size_t count,
+                          off_t offset) {
+  char path[PATH_MAX];
+  struct Rule rule;
+  PathOf(fd, NULL, path);
+  ssize_t result = -1;
+  if (!StrikesAt(name, path, offset, (long)count, &rule)) {
+    result = Move(call, fd, data, count, offset);
+  } else if (!Fails(&rule)) {
+    const size_t part = ShortCount(&rule, count);
+    result = part == count ? Move(call, fd, data, count, offset)
+                           : MovePart(call, fd, data, part, offset);
+  }
+  const int error = errno;
+  Record(name, result < 0 ? -error : result, offset, (long)count, path);
+  errno = error;
   return result;
 }
 
@@ -223,25 +247,22 @@ static ssize_t ShortWrite(int fd, const void* data, size_t count, off_t offset) 
   return result
 
 ssize_t pwrite(int fd, const void* data, size_t count, off_t offset) {
-  if (!active) return RawWrite(fd, data, count, offset);
-  char path[PATH_MAX];
-  struct Rule rule;
-  PathOf(fd, NULL, path);
-  ssize_t result = -1;
-  if (!StrikesAt("pwrite", path, offset, (long)count, &rule)) {
-    result = RawWrite(fd, data, count, offset);
-  } else if (!Fails(&rule)) {
-    const size_t part = ShortCount(&rule, count);
-    result = part == count ? RawWrite(fd, data, count, offset) : ShortWrite(fd, data, part, offset);
-  }
-  const int error = errno;
-  Record("pwrite", result < 0 ? -error : result, offset, (long)count, path);
-  errno = error;
-  return result;
+  void* from = (void*)data;  // which a write leaves as it is
+  if (!active) return Move(SYS_pwrite64, fd, from, count, offset);
+  return FaultyMove("pwrite", SYS_pwrite64, fd, from, count, offset);
 }
 
 ssize_t pwrite64(int fd, const void* data, size_t count, off_t offset) {
   return pwrite(fd, data, count, offset);
+}
+
+ssize_t pread(int fd, void* data, size_t count, off_t offset) {
+  if (!reads) return Move(SYS_pread64, fd, data, count, offset);
+  return FaultyMove("pread", SYS_pread64, fd, data, count, offset);
+}
+
+ssize_t pread64(int fd, void* data, size_t count, off_t offset) {
+  return pread(fd, data, count, offset);
 }
 
 int openat(int directory, const char* name, int flags, ...) {

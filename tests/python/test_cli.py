@@ -7,6 +7,7 @@ docs/cli.md promises (examples, statuses, the keys of the JSON) is taken from th
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,18 +18,22 @@ import signal
 import struct
 import subprocess
 import termios
+import threading
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import faults_child
+import faults_support as faults
 import pytest
 import torch
 from conftest import REPOSITORY, read
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_docs import blocks_of, commands_of
+from test_storage_faults import cut_when_reached
 
 import fastpersist as fp
 
@@ -207,13 +212,94 @@ def test_what_is_no_checkpoint_has_status_1(
     assert "x.pt" in done.stdout + done.stderr
 
 
-def test_files_that_may_not_be_read_have_status_3(
-    cli: Callable[..., Done[str]], model: Path
-) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("skipped: root may read everything")
+def run_as_somebody(words: list[str]) -> tuple[int, str]:
+    done = subprocess.run(words, env={}, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "convert"])
+def test_files_that_may_not_be_read_have_status_3(command: str, model: Path) -> None:
     model.chmod(0)
-    assert "ermission" in complaint(cli("inspect", model, status=STORAGE))
+    for folder in (model.parent, model.parent.parent, model.parent.parent.parent):
+        folder.chmod(0o755)
+    target = [f"{model}.safetensors"] if command == "convert" else []
+    words = [str(PROGRAM), command, str(model), *target]
+    status, said = faults.run(run_as_somebody, words, user=faults.is_root())
+    assert status == STORAGE
+    (line,) = said.splitlines()
+    assert "ermission" in line and str(model) in line
+
+
+@pytest.mark.parametrize("protocol", range(1, 6))
+def test_a_file_of_torch_before_1_6_is_named_whatever_its_pickle_protocol(
+    protocol: int, cli: Callable[..., Done[str]], tmp_path: Path
+) -> None:
+    path = tmp_path / "old.pt"
+    state = {"w": torch.ones(3)}
+    torch.save(state, path, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+    said = complaint(cli("inspect", path, status=DAMAGED))
+    assert "PyTorch before 1.6, or _use_new_zipfile_serialization=False" in said
+
+
+# --- Reads that fail ---
+
+
+@pytest.fixture(scope="session")
+def shim() -> Iterator[str]:
+    """The compiled testing/preload/faults.c."""
+    if (library := faults_child._compiled_shim()) is None:
+        pytest.skip("skipped: gcc is not installed, so the failing calls cannot be compiled")
+    yield library
+    shutil.rmtree(Path(library).parent)
+
+
+def run_with_faults(words: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
+    """Without io_uring and libaio, whose reads do not go through the C library."""
+    faults.refuse_system_calls([425, 206])
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> tuple[Path, int]:
+    """A file of many blocks, and an offset in the middle of its first tensor."""
+    path = tmp_path / "large.pt"
+    torch.save({"big": torch.arange(8e6), "small": torch.ones(3)}, path)
+    return path, path.read_bytes().index(struct.pack("<2f", 4e6, 4e6 + 1))
+
+
+@pytest.mark.parametrize("command", ["verify", "convert"])
+def test_a_device_that_fails_in_the_middle_of_a_file_has_status_3(
+    command: str, large: tuple[Path, int], shim: str, tmp_path: Path
+) -> None:
+    path, at = large
+    target = tmp_path / "out.safetensors"
+    words = [str(PROGRAM), command, str(path)] + ([str(target)] if command == "convert" else [])
+    rule = f"pread-at {at} {at} errno {errno.EIO} large.pt"
+    environment = {"LD_PRELOAD": shim, "FASTPERSIST_FAULTS": rule}
+    status, out, said = faults.run(run_with_faults, words, environment)
+    assert status == STORAGE, (out, said)
+    assert "Input/output error" in said and str(path) in said and "offset" in said
+    assert not target.exists()
+    assert faults.run(run_with_faults, words, {})[0] == GOOD
+
+
+def verify_a_file_that_shrinks(path: str, at: int, shim: str) -> tuple[int, str, str]:
+    hold = f"{path}.hold"
+    Path(hold).touch()
+    threading.Thread(target=cut_when_reached, args=(path, at, hold)).start()
+    rule = f"pread-at {at} {at} hold 0 large.pt"
+    environment = {"LD_PRELOAD": shim, "FASTPERSIST_FAULTS": rule, "FASTPERSIST_HOLD": hold}
+    return run_with_faults([str(PROGRAM), "verify", path], environment)
+
+
+def test_a_file_that_shrinks_while_it_is_verified_is_damaged(
+    large: tuple[Path, int], shim: str
+) -> None:
+    path, at = large
+    status, out, said = faults.run(verify_a_file_that_shrinks, str(path), at, shim)
+    assert status == DAMAGED, (out, said)
+    assert "longer when it was opened" in out + said and str(path) in out + said
 
 
 def test_a_reader_that_goes_early_is_no_error(cli: Callable[..., Done[str]], model: Path) -> None:

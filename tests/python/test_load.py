@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import struct
 import types
@@ -80,11 +79,12 @@ def forms(loaded: Any) -> Any:
     return loaded
 
 
+HAS_SKIP_DATA = hasattr(torch.serialization, "skip_data")  # torch 2.6
 CONTEXTS: dict[str, Callable[[], Any]] = {
     "device meta": lambda: torch.device("meta"),
     "device cpu": lambda: torch.device("cpu"),
     "fake tensors": FakeTensorMode,
-    "skipped data": lambda: torch.serialization.skip_data(),
+    **({"skipped data": torch.serialization.skip_data} if HAS_SKIP_DATA else {}),
     "inference mode": torch.inference_mode,
     "no_grad": torch.no_grad,
 }
@@ -286,19 +286,77 @@ def test_a_path_with_a_null_byte_and_an_empty_one_are_refused() -> None:
 # --- Older files ---
 
 
+def save_old(obj: Any, path: Path, protocol: int = 2) -> None:
+    torch.save(obj, path, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.parametrize("protocol", range(1, 6))
 @pytest.mark.parametrize("weights_only", [True, False])
 @pytest.mark.parametrize("by", ["path", "file"])
 def test_files_of_torch_before_1_6_are_read_by_torch_with_one_warning(
-    by: str, weights_only: bool, tmp_path: Path, warned: Callable[[], list[str]]
+    by: str, weights_only: bool, protocol: int, tmp_path: Path, warned: Callable[[], list[str]]
 ) -> None:
     path = tmp_path / "model.pt"
-    torch.save(state(), path, _use_new_zipfile_serialization=False)
-    theirs = torch.load(path, weights_only=weights_only)
+    save_old(state(), path, protocol)
+    theirs = outcome(torch.load, path, weights_only=weights_only)
+    assert weights_only or theirs.error is None
     for _ in range(2):
         argument = path if by == "path" else io.BytesIO(path.read_bytes())
-        assert difference(theirs, fp.load(argument, weights_only=weights_only)) is None
+        ours = outcome(fp.load, argument, weights_only=weights_only)
+        assert mismatch(theirs, ours) is None
+        assert not isinstance(ours.error, fp.CorruptCheckpointError)
     assert len(warned()) == 1
     assert "before 1.6" in warned()[0]
+
+
+@pytest.mark.parametrize("protocol", range(1, 6))
+def test_single_tensors_of_files_of_torch_before_1_6_cannot_be_read(
+    protocol: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    save_old(state(), path, protocol)
+    for argument in (path, io.BytesIO(path.read_bytes())):
+        with pytest.raises(fp.UnsupportedFileError, match=r"PyTorch before 1\.6.*fp\.load"):
+            fp.open(argument)
+
+
+@pytest.mark.parametrize("default", [False, True])
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_file_of_torch_before_1_6_cannot_be_mapped(
+    protocol: int, default: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    save_old(state(), path, protocol)
+    assert isinstance(outcome(torch.load, path, mmap=True).error, RuntimeError)
+    if not default:
+        with pytest.raises(fp.ArgumentError, match=r"model\.pt.*before 1\.6"):
+            fp.load(path, mmap=True)
+        return
+    config = pytest.importorskip("torch.utils.serialization", reason="skipped: before 2.6").config
+    config.load.mmap = True
+    try:
+        with pytest.raises(fp.ArgumentError, match=r"model\.pt.*before 1\.6"):
+            fp.load(path)
+        named = {"mmap": False, "weights_only": False}
+        assert difference(torch.load(path, **named), fp.load(path, **named)) is None
+    finally:
+        config.load.mmap = False
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+@pytest.mark.parametrize("arguments", [{}, {"encoding": "latin1"}, {"encoding": "bytes"}], ids=str)
+def test_strings_of_python_2_in_files_of_torch_before_1_6_take_the_encoding(
+    arguments: dict[str, str], weights_only: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    save_old("text", path)
+    text = b"\x80\x02X\x04\x00\x00\x00textq\x00."
+    data = path.read_bytes()
+    assert data.count(text) == 1
+    path.write_bytes(data.replace(text, b"\x80\x02U\x02a\xe9q\x00."))
+    named = {"weights_only": weights_only, **arguments}
+    theirs, ours = (outcome(load, path, **named) for load in (torch.load, fp.load))
+    assert (type(ours.error), ours.value) == (type(theirs.error), theirs.value)
 
 
 def test_a_cut_file_of_torch_before_1_6_is_corrupt(tmp_path: Path) -> None:
@@ -312,9 +370,17 @@ def test_a_cut_file_of_torch_before_1_6_is_corrupt(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
 
 
-def test_the_file_object_is_read_from_its_first_byte_and_not_closed(path: str) -> None:
-    with open(path, "rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(0)
-        assert difference(torch.load(path), fp.load(file)) is None
-        assert not file.closed
+@pytest.mark.parametrize("old", [False, True])
+def test_a_file_object_is_read_from_where_it_stands_and_not_closed(
+    old: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(state(), path, _use_new_zipfile_serialization=not old)
+    for before in (b"", b"x", b"PK\x03\x04 and more"):
+        path.with_suffix(".at").write_bytes(before + path.read_bytes())
+        with open(path.with_suffix(".at"), "rb") as file:
+            file.seek(len(before))
+            assert difference(torch.load(path), fp.load(file)) is None
+            assert not file.closed
+            file.seek(0)
+            assert isinstance(outcome(fp.load, file).error, fp.Error) == bool(before)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import zoo
 from load_support import outcome
 
 import fastpersist as fp
+from fastpersist import _read_safetensors
 
 
 def file_of(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
@@ -49,6 +51,68 @@ def test_the_tensors_are_those_of_the_library(tmp_path: Path) -> None:
         fp.load(path, map_location={"cpu": "cpu"})
 
 
+def resident_of(path: Path) -> int:
+    """KiB of the file's mapping that have been touched; fails where it is not mapped."""
+    found, inside = [], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.split()[0].endswith(":"):
+            if inside and line.startswith("Rss:"):
+                found.append(int(line.split()[1]))
+        else:
+            inside = line.endswith(str(path))
+    assert found, "the file is not mapped"
+    return sum(found)
+
+
+@pytest.mark.parametrize("default", [False, True])
+def test_a_mapped_file_is_read_as_it_is_touched_and_never_written(
+    default: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    state = {"a": torch.arange(3.0), "big": torch.ones(4 << 20), "empty": torch.zeros(0, 3)}
+    fp.save(state, path)
+    before = path.read_bytes()
+    if default:
+        config = pytest.importorskip("torch.utils.serialization", reason="skipped: old").config
+        config.load.mmap = True
+        try:
+            loaded = fp.load(path)
+        finally:
+            config.load.mmap = False
+    else:
+        loaded = fp.load(path, mmap=True)
+    assert resident_of(path) < 8 << 10  # of 16 MiB
+    assert zoo.difference(state, loaded) is None
+    loaded["big"].zero_()
+    assert path.read_bytes() == before
+    assert torch.equal(fp.load(path, mmap=True)["big"], state["big"])
+    assert fp.load(path, "meta", mmap=True)["a"].is_meta
+    with pytest.raises(fp.ArgumentError, match="path"):
+        fp.load(io.BytesIO(before), mmap=True)
+
+
+def test_tensors_that_are_not_aligned_are_mapped_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    data = struct.pack("<B2f", 7, 1.5, 2.5)
+    path.write_bytes(file_of({"a": entry("U8", [1], 0, 1), "b": entry("F32", [2], 1, 9)}, data))
+    loaded = fp.load(path, mmap=True)
+    assert (loaded["a"].tolist(), loaded["b"].tolist()) == ([7], [1.5, 2.5])
+
+
+def test_a_file_that_shrinks_before_it_is_mapped_is_not_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.safetensors"
+    fp.save({"a": torch.arange(5000.0)}, path)
+
+    def shrink(map_location: Any) -> None:
+        os.truncate(path, 10_000)
+
+    monkeypatch.setattr(_read_safetensors, "_device", shrink)
+    with pytest.raises(fp.CorruptCheckpointError, match=r"model\.safetensors: 10000 bytes"):
+        fp.load(path, mmap=True)
+
+
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
@@ -60,6 +124,9 @@ loaded = fp.load("model.safetensors")
 assert type(loaded["w"]) is np.ndarray and loaded["w"].tolist() == [0, 1, 2], loaded
 assert loaded["e"].shape == (0, 3) and loaded["s"] == 2.5
 loaded["w"][1] = 7
+mapped = fp.load("model.safetensors", mmap=True)
+assert mapped["w"].tolist() == [0, 1, 2] and mapped["e"].shape == (0, 3)
+mapped["w"][1] = 7
 print(sorted(loaded))
 """
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import sys
 import threading
@@ -76,6 +77,34 @@ def test_a_name_that_is_not_there_gets_similar_ones(opened: Any) -> None:
     for call in (opened.info, opened.tensor):
         with pytest.raises(KeyError, match=r"no tensor 'model\.wtf' .*similar: .*model\.wte"):
             call("model.wtf")
+
+
+def test_a_wrong_name_is_compared_with_few_of_many_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zero = torch.zeros(1)
+    names = [f"model.layers.{i}.{part}" for i in range(5000) for part in ("weight", "bias")]
+    fp.save(dict.fromkeys(names, zero), tmp_path / "model.pt")
+    compared = []
+    find = difflib.get_close_matches
+
+    def count(name: str, possibilities: list[str], **named: Any) -> list[str]:
+        compared.append(len(possibilities))
+        return find(name, possibilities, **named)
+
+    monkeypatch.setattr(difflib, "get_close_matches", count)
+    with fp.open(tmp_path / "model.pt") as file:
+        for wrong, right in {
+            "model.layers.4321.wieght": "model.layers.4321.weight",
+            "model.layer.4321.weight": "model.layers.4321.weight",
+            "layers.77.bias": "model.layers.77.bias",
+        }.items():
+            with pytest.raises(KeyError) as caught:
+                file.tensor(wrong)
+            assert right in str(caught.value).split("similar: ")[1], caught.value
+        with pytest.raises(KeyError, match="no tensor"):
+            file.tensor("x" * 100_000)
+    assert len(compared) == 3 and max(compared) <= 1000
 
 
 def test_a_closed_file_says_so(opened: Any) -> None:

@@ -9,11 +9,16 @@ import os
 import pathlib
 import resource
 import signal
+import struct
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import faults_support as faults
 import pytest
-from faults_support import ENGINES, INTERCEPTED, Target
+import torch
+from faults_support import ENGINES, INTERCEPTED, Target, content, drop_from_page_cache
 
 import fastpersist as fp
 
@@ -281,6 +286,108 @@ def interrupt_every_call(engine: str, folder: str, times: int) -> None:
 @pytest.mark.parametrize("engine", INTERCEPTED)
 def test_interrupted_calls_are_repeated(engine: str, times: int, tmp_path: Any) -> None:
     faults.run(interrupt_every_call, engine, str(tmp_path), times, shim=True)
+
+
+# --- Reads fail ---
+
+
+def readers(path: str, engine: str) -> dict[str, Callable[[], Any]]:
+    """Every way to read the tensors of the file, in blocks so small that there are many."""
+    options = fp.Options(engine=engine, block_bytes=4096, queue_depth=4)
+    mine = {"big": torch.zeros(300_000), "strided": torch.zeros(300_000)[::3]}
+    return {
+        "load": lambda: fp.load(path, options=options),
+        "load_into": lambda: fp.load_into(mine, path, options=options),
+        "open": lambda: fp.open(path).tensor("big", options=options),
+    }
+
+
+def file_to_read(folder: str) -> tuple[str, int]:
+    """A file, and an offset in the middle of its first tensor."""
+    path = f"{folder}/model.pt"
+    torch.save({"big": torch.arange(300_000.0), "strided": torch.ones(100_000)}, path)
+    at = content(path).index(struct.pack("<2f", 150_000, 150_001))
+    drop_from_page_cache(path)
+    return path, at
+
+
+def fail_one_read(engine: str, folder: str) -> None:
+    path, at = file_to_read(folder)
+    for name, read in readers(path, engine).items():
+        with faults.failing(f"pread-at {at} {at} errno {errno.EIO} model.pt"):
+            try:
+                read()
+            except fp.StorageError as error:
+                assert (error.operation, error.errno) == ("read", errno.EIO), str(error)
+                assert error.filename == path and path in str(error)
+                assert error.offset is not None and at - 4096 <= error.offset <= at, error
+                assert error.partially_restored == (name == "load_into")
+            else:
+                raise AssertionError(f"{name} did not fail")
+        assert any(call[:2] == ("pread", -errno.EIO) for call in faults.calls())
+        read()
+
+
+@pytest.mark.parametrize("engine", INTERCEPTED)
+def test_an_error_in_the_middle_of_a_read_names_the_file_and_the_offset(
+    engine: str, tmp_path: Any
+) -> None:
+    faults.run(fail_one_read, engine, str(tmp_path), shim=True)
+
+
+def read_in_parts(engine: str, folder: str, action: str) -> None:
+    path, _ = file_to_read(folder)
+    with faults.failing(f"pread 1 1000000 {action} model.pt"):
+        for name, read in readers(path, engine).items():
+            got = read()
+            if name != "load_into":
+                big = got["big"] if name == "load" else got
+                assert torch.equal(big, torch.arange(300_000.0))
+    assert any(result < length for _, result, _, length, _ in faults.calls())
+
+
+@pytest.mark.parametrize("action", ["half 0", "less 0", "random 3", f"once {errno.EINTR}"])
+@pytest.mark.parametrize("engine", INTERCEPTED)
+def test_reads_that_fall_short_or_are_interrupted_go_on(
+    engine: str, action: str, tmp_path: Any
+) -> None:
+    faults.run(read_in_parts, engine, str(tmp_path), action, shim=True)
+
+
+def shrink_while_reading(engine: str, folder: str) -> None:
+    path, at = file_to_read(folder)
+    whole = content(path)
+    for name, read in readers(path, engine).items():
+        pathlib.Path(path).write_bytes(whole)
+        hold = f"{folder}/hold"
+        pathlib.Path(hold).touch()
+        os.environ["FASTPERSIST_HOLD"] = hold
+        shrinker = threading.Thread(target=cut_when_reached, args=(path, at, hold))
+        shrinker.start()
+        with faults.failing(f"pread-at {at} {at} hold 0 model.pt"):
+            try:
+                read()
+            except fp.CorruptCheckpointError as error:
+                assert path in str(error) and "longer when it was opened" in str(error), error
+                assert error.offset is not None and at // 2 - 4096 <= error.offset <= at, error
+                assert error.partially_restored == (name == "load_into")
+            else:
+                raise AssertionError(f"{name} did not fail")
+        shrinker.join()
+
+
+def cut_when_reached(path: str, at: int, hold: str) -> None:
+    """Cuts the file before the read that is held, and lets it go on."""
+    while not os.path.exists(f"{hold}.reached"):
+        time.sleep(0.001)
+    os.truncate(path, at // 2)
+    os.unlink(f"{hold}.reached")
+    os.unlink(hold)
+
+
+@pytest.mark.parametrize("engine", INTERCEPTED)
+def test_a_file_that_shrinks_while_it_is_read_is_noticed(engine: str, tmp_path: Any) -> None:
+    faults.run(shrink_while_reading, engine, str(tmp_path), shim=True)
 
 
 # --- A device that is smaller than it says ---
