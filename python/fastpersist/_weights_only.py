@@ -114,6 +114,11 @@ def _expression(name: str) -> str:
     return f'({own if _find(own) is found else short}, "{name}")'
 
 
+def _takes_pairs() -> bool:
+    """Whether add_safe_globals takes an object with another name than its own: since torch 2.6."""
+    return hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
+
+
 def _find(name: str) -> Any:
     """The object, if what is imported already has it."""
     # A file of one NumPy is read with another: it was renamed, and the old name imports lazily.
@@ -262,10 +267,13 @@ class _Reading:
     def _want(self, name: str) -> None:
         if name in self.wanted:
             return
-        if not _is_plain(name):
+        expression = _expression(name) if _is_plain(name) else ""
+        if not expression:
             self._give_up(f"{name!r} is not the name of anything")
+        elif expression.startswith("(") and not _takes_pairs():
+            self._give_up(f"what was {name} has moved, and torch before 2.6 asks for its name")
         else:
-            self.wanted[name] = _expression(name)
+            self.wanted[name] = expression
 
     def _want_object(self, name: str) -> None:
         """Of what is called, or the type of what is changed: torch asks for the object itself."""

@@ -104,6 +104,21 @@ def _opened(path: str) -> Iterator[Any]:
         yield file
 
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+@contextlib.contextmanager
+def safe_globals(allowed: list[Any]) -> Iterator[None]:
+    """torch.serialization.safe_globals, which came with torch 2.5."""
+    before = list(torch.serialization.get_safe_globals())  # which may be the list itself
+    torch.serialization.add_safe_globals(allowed)
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
+
+
 WAYS: dict[str, Callable[[str], Any]] = {
     "str": contextlib.nullcontext,
     "bytes": lambda path: contextlib.nullcontext(os.fsencode(path)),

@@ -20,12 +20,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import load_support
 import numpy as np
 import pytest
 import torch
 from load_support import difference, outcome, saved, with_pickle
 
 import fastpersist as fp
+from fastpersist import _weights_only
 
 
 def both(state: object, path: Path) -> Any:
@@ -106,7 +108,7 @@ def advised(error: fp.WeightsOnlyError) -> list[Any]:
 
 
 IMPORTED = ("collections", "datetime", "decimal", "fractions", "pathlib", "random")
-IMPORTED += ("test_cases_load", "test_cases_load_before")
+IMPORTED += ("_codecs", "test_cases_load", "test_cases_load_before")
 
 
 def test_refused_random_states_are_named_and_can_be_allowed(tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_refused_random_states_are_named_and_can_be_allowed(tmp_path: Path) -> N
     assert any(place.startswith("numpy") for place in places), places
     assert "loss" in places and "torch" not in places
     assert "weights_only=False" in text and str(path) in text
-    with torch.serialization.safe_globals(advised(error)):
+    with load_support.safe_globals(advised(error)):
         assert difference(torch.load(path), fp.load(path)) is None
     refusal(path)
     assert (
@@ -177,7 +179,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "path": lambda: pathlib.PurePosixPath("a/b"),
     "object": Plain,
     "object of a class within a class": Plain.Within,
-    "object with slots": slotted,
+    **({"object with slots": slotted} if load_support.TORCH >= (2, 6) else {}),
     "enumeration": lambda: Kind.A,
     "built-in type": lambda: int,
 }
@@ -191,8 +193,8 @@ def test_what_a_refusal_says_to_allow_is_all_that_has_to_be(name: str, tmp_path:
     error = refusal(path)
     assert any(place.startswith("odd") for place, _ in error.entries) or name == "frozenset"
     assert "odd" in str(error) or "frozenset" in str(error)
-    with torch.serialization.safe_globals(advised(error)):
-        assert difference(torch.load(path), fp.load(path)) is None
+    with load_support.safe_globals(advised(error)):
+        assert difference(torch.load(path, weights_only=True), fp.load(path)) is None
 
 
 @pytest.mark.parametrize("name", ["NumPy array of int16", "NumPy numbers of many types", "object"])
@@ -202,12 +204,13 @@ def test_a_refusal_leaves_out_what_is_allowed_already(name: str, tmp_path: Path)
     wanted = advised(refusal(path))
     for last in wanted:
         rest = [one for one in wanted if one is not last]
-        with torch.serialization.safe_globals(rest):
+        with load_support.safe_globals(rest):
             error = refusal(path)
             assert advised(error) == [last]
             assert any(place.startswith("odd") for place, _ in error.entries)
 
 
+@pytest.mark.skipif(load_support.TORCH < (2, 6), reason="skipped: torch before 2.6")
 def test_an_object_that_has_moved_is_allowed_by_its_old_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,10 +222,24 @@ def test_an_object_that_has_moved_is_allowed_by_its_old_name(
     path.write_bytes(with_pickle(saved([]), pickled))
     error = refusal(path)
     assert '(test_cases_load.Plain, "test_cases_load_before.Plain")' in str(error)
-    with torch.serialization.safe_globals(advised(error)):
+    with load_support.safe_globals(advised(error)):
         assert fp.load(path) == Plain()
 
 
+def test_an_older_torch_is_not_told_to_allow_what_has_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_weights_only, "_takes_pairs", lambda: False)
+    path = tmp_path / "model.pt"
+    moved = pickle.dumps(Plain(), 2).replace(b"ctest_cases_load\n", b"ctest_save_api\n")
+    monkeypatch.setitem(sys.modules, "test_save_api", types.SimpleNamespace(Plain=Plain))
+    path.write_bytes(with_pickle(saved([]), moved))
+    text = str(refusal(path))
+    assert "add_safe_globals" not in text and "weights_only=False" in text
+    assert "test_save_api.Plain" in text
+
+
+@pytest.mark.skipif(load_support.TORCH < (2, 6), reason="skipped: torch before 2.6")
 def test_arrays_of_numpy_1_are_allowed_by_their_old_names(tmp_path: Path) -> None:
     if not hasattr(np, "_core"):
         pytest.skip("skipped: NumPy 1 is here")
@@ -233,7 +250,7 @@ def test_arrays_of_numpy_1_are_allowed_by_their_old_names(tmp_path: Path) -> Non
     path.write_bytes(with_pickle(saved([]), pickled.replace(b"cnumpy._core.", b"cnumpy.core.")))
     error = refusal(path)
     assert "numpy.core.multiarray" in str(error)
-    with torch.serialization.safe_globals(advised(error)):
+    with load_support.safe_globals(advised(error)):
         assert difference(state, fp.load(path)) is None
 
 
@@ -256,8 +273,10 @@ def test_what_torch_never_makes_is_said_to_need_trust(name: str, tmp_path: Path)
     make, reason = NEVER[name]
     torch.save({"odd": make(), "loss": np.float64(1)}, path)
     for allowed in ([], [collections.defaultdict, list, collections.deque, Many]):
-        with torch.serialization.safe_globals(allowed):
-            assert isinstance(outcome(torch.load, path).error, pickle.UnpicklingError)
+        with load_support.safe_globals(allowed):
+            assert isinstance(
+                outcome(torch.load, path, weights_only=True).error, pickle.UnpicklingError
+            )
             error = refusal(path)
         assert reason in str(error), str(error)
         assert "add_safe_globals" not in str(error), "it would lead nowhere"

@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import load_support
 import numpy as np
 import pytest
 import torch
@@ -74,14 +75,11 @@ def test_states_that_load_are_saved_without_a_word(
     assert not warned()
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.serialization, "safe_globals"), reason="skipped: torch before 2.5"
-)
 def test_what_the_user_allowed_is_no_cause_for_a_warning(
     tmp_path: Path, warned: Callable[[], list[str]]
 ) -> None:
     with (
-        torch.serialization.safe_globals([Fraction]),
+        load_support.safe_globals([Fraction]),
         fp.Checkpointer(tmp_path / "run") as ckpt,
     ):
         ckpt.save(1, {"part": Fraction(1, 3)}).result()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from load_support import WAYS, Outcome, difference, mismatch, outcome
+from load_support import TORCH, WAYS, Outcome, difference, mismatch, outcome
 
 import fastpersist as fp
 
@@ -22,9 +22,7 @@ import fastpersist as fp
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 # Before 2.6 torch.load made anything unless told otherwise; we never do.
-TODAYS_DEFAULT = (
-    {} if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6) else {"weights_only": True}
-)
+TODAYS_DEFAULT = {} if TORCH >= (2, 6) else {"weights_only": True}
 SMALL = 1 << 20
 """Bytes of a file that is loaded in every way; larger ones are loaded from a path."""
 
