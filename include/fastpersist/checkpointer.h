@@ -101,8 +101,9 @@ struct Checkpoint {
 };
 
 /// The newest complete checkpoint in a directory, or that of a step. Takes no lock: a directory
-/// that is being written to may be read. Only structure is looked at; File::Read compares
-/// checksums. One whose structure turns out damaged is skipped for the next older one. kNotFound:
+/// that is being written to may be read. Structure is looked at, and the checksums that a file
+/// states for its records are compared with the manifest's; File::Read compares the bytes. One that
+/// turns out damaged is skipped for the next older one. kNotFound:
 /// there is none (of that step). kCorrupt: there are some, and none is good, or two claim to be the
 /// newest. kStorage.
 [[nodiscard]] FASTPERSIST_EXPORT Result<Checkpoint> OpenCheckpoint(

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/align.h"
+#include "base/fork_guard.h"
 #include "base/unique_fd.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "directory.h"
@@ -244,12 +245,21 @@ class PyWriter {
           .spare = request.streams.size() == 1 ? spare->Spare() : std::span<std::byte>()};
       added.keep = spare;
     }
-    return Unwrap(writer_->Submit(std::move(request)));
+    const auto ticket = Unwrap(writer_->Submit(std::move(request)));
+    // An exception (KeyboardInterrupt) may come before anybody holds what is returned here. Then
+    // nobody gives a verdict, and the thread that writes must not wait for one.
+    return {
+        ticket.get(), [ticket](CheckpointTicket*) {
+          if (!base::CheckNotForked()) return;  // its lock may be held by the parent's thread
+          ticket->Reject(GivenUp("abandoned", "nobody holds its ticket any more", "save again"));
+        }};
   }
 
   // Waits for what was submitted.
   void Close() {
-    Unlocked([this] { writer_.reset(); });
+    // Taken with the GIL held, as Submit uses it: then neither can meet the other half-way.
+    std::unique_ptr<CheckpointWriter> writer = std::move(writer_);
+    Unlocked([&writer] { writer.reset(); });
     TheReleased().Drop();
   }
 

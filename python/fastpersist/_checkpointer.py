@@ -53,9 +53,11 @@ class Checkpointer:
             attached. At least 1 MiB; default 512 MiB. It is touched as it is needed, and kept.
         in_flight: "wait" for an earlier save, or "refuse" (SaveInFlightError).
         wait_timeout: seconds that training waits for the storage at most; then the save is given up
-            and training goes on.
+            and training goes on. While the storage still holds it later ones fail: their tickets
+            do (SaveInFlightError), or with on_error="raise" their `save`.
         commit_timeout: seconds from the last byte to the commit, after which a warning is logged.
-        drain_timeout: seconds that a signal or the interpreter's exit waits for a save in flight.
+        drain_timeout: seconds that a signal or the interpreter's exit waits for a save in flight;
+            the exit for its callbacks, too.
         handle_signals: SIGTERM and SIGINT wait for the save in flight; then whoever handled them
             before does, or the default action.
         log: path of a file that gets a line of JSON for each save.
@@ -185,7 +187,8 @@ class Checkpointer:
         Attached memory must not change but by the optimizers' steps until the ticket is done: then
         the file has its values of now, or the save fails with StateChangedError.
 
-        Raises: UnsupportedStateError when the state cannot be saved; SaveInFlightError; with
+        Raises: UnsupportedStateError when the state cannot be saved; SaveInFlightError when called
+            in itself (by a signal handler), with in_flight="refuse", or as wait_timeout says; with
             on_error="raise", or after three failures in a row, what made an earlier save fail:
             this one was started all the same, its ticket is the error's attribute `ticket`.
         """
@@ -201,13 +204,13 @@ class Checkpointer:
     def close(self, timeout: float | None = None) -> None:
         """Waits for the save in flight and lets go of the directory. May be called again.
 
-        Raises what made a save fail, if nobody was told yet.
+        Raises what made a save fail, if nobody was told yet; TimeoutError; SaveInFlightError in a
+        signal handler that interrupted `save`. It waits for a `save` in another thread.
         """
         self._check_process("close")
         if self._closed:
             return
-        self._saver.finish(timeout)
-        self._let_go()
+        self._saver.close(timeout, self._let_go)
         self._saver.raise_undelivered()
 
     def __enter__(self) -> Checkpointer:
@@ -233,13 +236,22 @@ class Checkpointer:
     # --- Looking and restoring ---
 
     def latest_step(self) -> int | None:
-        """Step of the newest complete checkpoint; None if there is none."""
-        found = self._complete()
-        return found[0]["step"] if found else None
+        """Step of the newest complete checkpoint; None if there is none.
+
+        Raises CorruptCheckpointError when two claim to be the newest, as `restore` does.
+        """
+        self._check_usable("list")
+        found = _recovery.complete_ones(self._root, self.directory)
+        if not found:
+            return None
+        _recovery.check_order(found[0], "latest_step")
+        return found[0].step
 
     def all_steps(self) -> list[int]:
         """Steps of all complete checkpoints, ascending."""
-        return sorted({entry["step"] for entry in self._complete()})
+        self._check_usable("list")
+        found = _recovery.complete_ones(self._root, self.directory)
+        return sorted({candidate.step for candidate in found})
 
     def delete(self, step: int) -> None:
         """Removes the checkpoints of a step. Raises NotFoundError."""
@@ -272,7 +284,7 @@ class Checkpointer:
             per_rank: the same for what was saved as per_rank; often {"rng": set_rng_state}.
             step: None: the newest; if it turns out damaged the next older one, and what was skipped
                 is logged. A number: that one, or an error.
-            generation: name of a directory, where two checkpoints claim to be the newest.
+            generation: name of a checkpoint's directory, where two claim to be the newest.
             strict: False fills what fits.
             map_location: where tensors are put that callables are handed.
             weights_only: as in `load`.
@@ -281,40 +293,51 @@ class Checkpointer:
         Returns: the step that was restored, or default.
 
         Raises: NotFoundError when there is nothing; CorruptCheckpointError when there is something
-            and none of it is good (`partially_restored`: tensors were overwritten already);
-            MismatchError with nothing touched.
+            and none of it is good (`partially_restored`: tensors were overwritten already), or two
+            claim to be the newest; StorageError when the newest cannot be read now (permission,
+            too many open files), as no older one stands in for it; MismatchError with nothing
+            touched.
         """
         self._check_usable("restore")
         self._saver.settle()
-        candidates = _recovery.candidates(self._root, self.directory, step, generation)
-        if not candidates:
-            if default is _NOTHING:
-                what = "there is no checkpoint; check the path, or pass default= for a first run"
-                raise _recovery.not_found(self.directory, what)
-            return default
-        return _recovery.restore_first(
-            candidates, targets, per_rank, strict, map_location, weights_only
+        restored = _recovery.restore_first(
+            lambda: _recovery.candidates(self._root, self.directory, step, generation),
+            targets,
+            per_rank,
+            strict,
+            map_location,
+            weights_only,
         )
+        if restored is not None:
+            return restored
+        if default is _NOTHING:
+            what = "there is no checkpoint; check the path, or pass default= for a first run"
+            raise _recovery.not_found(self.directory, what)
+        return default
 
     def load(
         self,
         step: int | None = None,
         *,
+        generation: str | None = None,
         map_location: Any = None,
         weights_only: bool | None = None,
     ) -> Saved:
         """Loads the newest complete checkpoint, or that of a step, as new objects.
 
-        Raises as `restore` does.
+        Args and what it raises: as of `restore`.
         """
         self._check_usable("load")
         self._saver.settle()
-        candidates = _recovery.candidates(self._root, self.directory, step)
-        if not candidates:
-            raise _recovery.not_found(
-                self.directory, "there is no checkpoint; check the path", "load"
-            )
-        return _recovery.load_first(candidates, map_location, weights_only)
+        saved = _recovery.load_first(
+            lambda: _recovery.candidates(self._root, self.directory, step, generation),
+            map_location,
+            weights_only,
+        )
+        if saved is None:
+            what = "there is no checkpoint; check the path"
+            raise _recovery.not_found(self.directory, what, "load")
+        return saved
 
     # --- Inside ---
 
@@ -343,7 +366,6 @@ class Checkpointer:
 
     def _let_go(self) -> None:
         self._closed = True
-        self._saver.close()
         self._root.close()
         _life.closed(self)
 
@@ -359,9 +381,7 @@ class Checkpointer:
 
     def close_at_exit(self) -> list[Any]:
         """Waits until the deadline. What must never be destroyed, as a thread may still use it."""
-        finished = self._saver.finish_or_give_up(self.drain_timeout)
-        if finished:
-            self._let_go()
+        finished = self._saver.close_at_exit(self.drain_timeout, self._let_go)
         error = self._saver.undelivered()
         if error is not None:
             _log.logger.error("the last checkpoint before the exit was not saved: %s", error)

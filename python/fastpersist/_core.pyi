@@ -229,7 +229,8 @@ class Root:
         """Removes a checkpoint, by the name of its directory."""
 
     def remove_leftovers(self) -> tuple[list[str], list[str]]:
-        """Removes what did not come to its end: names that are gone, names that stay."""
+        """Removes what did not come to its end: names that are gone; those that stay, with why if
+        they could not be removed ("name: reason")."""
 
     def prune(self, keep_last: int | None, keep_every: int | None, dry_run: bool) -> list[str]:
         """Retires what the policy gives up, oldest first; with dry_run only names it."""

@@ -153,7 +153,8 @@ class SaveAbandonedError(Error, TimeoutError):
 
 
 class SaveInFlightError(Error, RuntimeError):
-    """A save was asked for while another is in flight, with `in_flight="refuse"`."""
+    """A save was asked for while another is in flight: with `in_flight="refuse"`, when the storage
+    does not answer at all, or where `save` or `close` would have to wait for themselves."""
 
 
 class ForkedError(Error, RuntimeError):

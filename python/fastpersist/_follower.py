@@ -46,9 +46,11 @@ class Follower:
         self.last_error: BaseException | None = None
         self._log_path = log
         self._progress = progress
-        self._raise = on_error == "raise"
+        self.raises = on_error == "raise"
+        """Failures are raised by the next `save`, not only logged."""
         self._commit_timeout = commit_timeout
         self._failed: collections.deque[Ticket] = collections.deque(maxlen=_FAILURES_KEPT)
+        self._counting = threading.RLock()
         self._in_a_row = 0
         self._last: tuple[int, int, int] | None = None
         self._totals = {"saves": 0, "failed": 0, "bytes": 0, "stall_seconds": 0.0}
@@ -58,23 +60,36 @@ class Follower:
         self._thread = threading.Thread(target=self._run, name="fastpersist", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Returns when everything that was added is done, callbacks included."""
+    def stop(self, timeout: float | None = None) -> bool:
+        """Returns when everything that was added is done, callbacks included; or, with a warning,
+        when the time is over. False: the thread still runs."""
         self.queue.put(None)
-        if not self.is_this_thread():
-            self._thread.join()
+        if self.is_this_thread():
+            return True
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            _log.logger.warning("a callback of a save has not returned; it is not waited for")
+            return False
+        return True
 
-    def quit(self) -> None:
+    def quit(self, timeout: float) -> None:
         """Ends the thread although a save is not done: nobody will be told of it any more."""
         self._quitting = True
-        self.stop()
+        self.stop(timeout)
+
+    def add_failed(self, ticket: Ticket, error: BaseException, owner: Any) -> None:
+        """A save that failed before it was begun. Its line of the log waits for the thread: who
+        trains does not write files."""
+        self._count(ticket, None, error)
+        ticket._finish(None, error)
+        self.queue.put((ticket, owner))
 
     def is_this_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
     def due(self) -> BaseException | None:
         """What the next `save` has to raise."""
-        if self._raise or self._in_a_row >= _FAILURES_IN_A_ROW:
+        if self.raises or self._in_a_row >= _FAILURES_IN_A_ROW:
             return self.undelivered()
         return None
 
@@ -96,15 +111,39 @@ class Follower:
                 self._follow(item[0])
             except _Quit:
                 return
-            except Exception as error:  # a fault here must not leave anybody waiting
+            except BaseException as error:  # a fault here must not leave anybody waiting
                 _log.logger.exception("following the save of step %d failed", item[0].step)
-                item[0]._give_up(f"following it failed: {error!r}")
-                item[0]._finish(None, error)
+                if not self._end(item[0], error):
+                    return
             del item
+
+    def _end(self, ticket: Ticket, fault: BaseException) -> bool:
+        """Of a save that could not be followed to its end. Its memory is let go of when nobody
+        reads it any more, and it became what the writer says. False: the process ends."""
+        source = ticket._source
+        if source is None:
+            return True
+        if not source.judged:
+            source.give_up(f"following it failed: {fault!r}")
+        while not source.core.wait_done(_SLICE):
+            if self._quitting:
+                return False
+        info: SaveInfo | None = None
+        error: BaseException | None = fault
+        try:
+            info, error = ticket._outcome()
+            if not ticket._counted:
+                self._account(ticket, info, error)
+        except BaseException:
+            _log.logger.exception("the save of step %d was not accounted for", ticket.step)
+        ticket._finish(info, error)
+        return True
 
     def _follow(self, ticket: Ticket) -> None:
         source = ticket._source
-        assert source is not None
+        if source is None:  # it never began
+            self._write_log(ticket, ticket._info, ticket._error)
+            return
         core = source.core
         self._while_waiting(ticket, lambda: core.wait_released(_SLICE, False))
         source.judge()
@@ -136,26 +175,32 @@ class Follower:
             return
         try:
             self._progress(*ticket.progress())
-        except Exception:
+        except BaseException:  # SystemExit too: without this thread nobody would be answered
             _log.logger.exception("the progress callback failed")
 
     def _account(self, ticket: Ticket, info: SaveInfo | None, error: BaseException | None) -> None:
-        self.last_error = error
-        self._totals["saves"] += 1
-        self._totals["stall_seconds"] += ticket.stall
+        self._count(ticket, info, error)
         if info is not None:
-            self._in_a_row = 0
-            self._totals["bytes"] += info.bytes
             if info.warning:
                 _log.warn_once(info.warning)
             self._compare(ticket, info)
             _log.logger.debug("saved %r; engine: %s", info, info.engine_reason)
-        else:
+        self._write_log(ticket, info, error)
+
+    def _count(self, ticket: Ticket, info: SaveInfo | None, error: BaseException | None) -> None:
+        ticket._counted = True
+        with self._counting:  # this thread counts, and so does whoever calls `save`
+            self.last_error = error
+            self._totals["saves"] += 1
+            self._totals["stall_seconds"] += ticket.stall
+            if info is not None:
+                self._in_a_row = 0
+                self._totals["bytes"] += info.bytes
+                return
             self._in_a_row += 1
             self._totals["failed"] += 1
             self._failed.append(ticket)
-            _log.logger.error("the checkpoint of step %d was not saved: %s", ticket.step, error)
-        self._write_log(ticket, info, error)
+        _log.logger.error("the checkpoint of step %d was not saved: %s", ticket.step, error)
 
     def _compare(self, ticket: Ticket, info: SaveInfo) -> None:
         """A run whose state stops changing is most likely saving something else than it trains."""
@@ -172,8 +217,9 @@ class Follower:
     def _write_log(
         self, ticket: Ticket, info: SaveInfo | None, error: BaseException | None
     ) -> None:
-        if self._log_path is None:
+        if self._log_path is None or ticket._logged:
             return
+        ticket._logged = True
         line: dict[str, Any] = {"time": time.time(), "step": ticket.step, "ok": error is None}
         line["stall_seconds"] = ticket.stall
         if info is not None:

@@ -6,8 +6,6 @@ Otherwise a run learns of it when it resumes (huggingface/transformers#40500).
 
 from __future__ import annotations
 
-import itertools
-import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -20,7 +18,6 @@ from fastpersist._locate import children
 
 _GLOBAL = re.compile(rb"c([A-Za-z_][\w.]*)\n([A-Za-z_][\w.]*)\n")
 _MOST_SHOWN = 5
-_MOST_TRIED = 100  # entries that are pickled by themselves to see whether they are the ones
 _LONGEST = 4 << 20  # bytes of a pickle that is followed instruction by instruction
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)
@@ -43,44 +40,44 @@ def foresee(state: Any, captured: _capture.Capture, say: Callable[[str], None]) 
         return
     _seen.update(names)
     try:
-        if not _is_refused(pickled):
-            return
-        places = _places(state)
+        refused = _refused(pickled)
     except Exception:  # private to torch, and no reason not to save
         return
-    shown = ", ".join(f"{place or 'all of it'} ({kind})" for place, kind in places[:_MOST_SHOWN])
+    if not refused:
+        return
+    places = [
+        f"{place or 'all of it'} ({type(leaf).__name__})"
+        for place, leaf in _unusual_leaves(state)
+        if _may_be(leaf, refused)
+    ] or sorted(refused)
+    shown = ", ".join(places[:_MOST_SHOWN])
     if len(places) > _MOST_SHOWN:
         shown += f" and {len(places) - _MOST_SHOWN} more"
     say(
-        f"the state holds what weights_only=True, the default of loading, refuses: "
-        f"{shown or type(state).__name__}; store it as tensors, numbers and strings "
-        "(fastpersist.rng_state() does so for random states), or load with "
-        "torch.serialization.add_safe_globals or weights_only=False"
+        f"the state holds what weights_only=True, the default of loading, refuses: {shown}; store "
+        "it as tensors, numbers and strings (fastpersist.rng_state() does so for random states), "
+        "or load with torch.serialization.add_safe_globals or weights_only=False"
     )
 
 
-def _is_refused(pickled: bytes) -> bool:
+def _refused(pickled: bytes) -> set[str]:
+    """Names that are not allowed, or that nothing makes torch take; empty if all is well."""
     allowed = _weights_only._allowed()
     if len(pickled) > _LONGEST:
         found = (_weights_only._today(m.decode(), n.decode()) for m, n in _GLOBAL.findall(pickled))
-        return any(name not in allowed for name in found)
+        return {name for name in found if name not in allowed}
     reading = _weights_only._Reading(allowed)
     reading.follow(pickled)
-    return bool(reading.wanted or reading.never)
+    never = reading.dead or ({reading.never} if reading.never else set())
+    return {*reading.wanted, *never}
 
 
-def _pickle_of(part: Any) -> bytes:
-    body = _capture._record(part, pickle).records[0][1]
-    return body if isinstance(body, bytes) else b""
-
-
-def _places(state: Any) -> list[tuple[str, str]]:
-    """(place, type) of the entries that are refused by themselves."""
-    places = []
-    for place, leaf in itertools.islice(_unusual_leaves(state), _MOST_TRIED):
-        if _is_refused(_pickle_of(leaf)):
-            places.append((place, type(leaf).__name__))
-    return places
+def _may_be(leaf: Any, refused: set[str]) -> bool:
+    """By its type: to pickle it once more by itself would call what the user wrote."""
+    kind = type(leaf)
+    if kind.__module__ == "numpy":  # what NumPy's objects are made by has other names
+        return any(name.startswith("numpy.") for name in refused)
+    return f"{kind.__module__}.{kind.__qualname__}" in refused
 
 
 def _unusual_leaves(state: Any) -> Iterator[tuple[str, Any]]:

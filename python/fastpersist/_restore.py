@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fastpersist import _load_into, _match, _outline
+from fastpersist import _fill, _load_into, _match, _outline
 from fastpersist._errors import ArgumentError, MismatchError
 from fastpersist._load_into import LoadReport
 from fastpersist._options import Options
@@ -56,29 +56,67 @@ def restore_into(
 
     Not thread-safe with regard to the targets. The GIL is free while bytes move.
     """
-    if not isinstance(targets, MutableMapping) or _match.is_stateful(targets):
-        raise ArgumentError(
-            f"restore failed: targets is a {type(targets).__name__}; pass a dict from names to "
-            "what is to be filled"
+    return Restoration(targets, path, strict, map_location, weights_only, options).fill()
+
+
+class Restoration:
+    """A file that is open and of which the structure is known, and the targets that it may fill.
+
+    Filling may be put off until others are open too; the file may lose its name meanwhile.
+    """
+
+    def __init__(
+        self,
+        targets: MutableMapping[Any, Any],
+        path: Any,
+        strict: bool,
+        map_location: Any,
+        weights_only: bool | None,
+        options: Options | None = None,
+    ) -> None:
+        """Args, and what it raises: as of `restore_into`. Fills nothing."""
+        if not isinstance(targets, MutableMapping) or _match.is_stateful(targets):
+            raise ArgumentError(
+                f"restore failed: targets is a {type(targets).__name__}; pass a dict from names to "
+                "what is to be filled"
+            )
+        self._path = path
+        self._strict = strict
+        self._mover = None if map_location is None else _Mover(map_location)
+        self._sketch = _outline.outline(path, weights_only, options)
+        if not isinstance(self._sketch.object, Mapping):
+            kind = type(self._sketch.object).__name__
+            raise MismatchError(
+                f"restore failed on {_load_into.describe(path)}: it holds a {kind}, not a dict "
+                "with the names of the targets; nothing was touched. load() gives it out",
+                different=[("the whole state", f"dict here, {kind} in the file")],
+            )
+        self._receivers: list[_Receiver] = []
+        self._offered = _offer(targets, self._receivers, set())
+
+    def check(self) -> None:
+        """Finds out whether the file fits and is whole, while nothing is touched yet.
+
+        Reads all of it. Raises as `fill`.
+        """
+        if self._strict:
+            plan = _match.match(self._offered, self._sketch.object)
+            _fill.settle_shared(plan, self._sketch)
+            _load_into._refuse(plan, self._path, "restore")
+        if self._sketch.file is not None and not self._sketch.loaded:
+            self._sketch.file.read_all(self._sketch.options)
+
+    def fill(self) -> LoadReport:
+        """Fills the targets; once only."""
+        report = _load_into.fill_from(
+            self._sketch, self._offered, self._path, self._strict, "restore"
         )
-    mover = _Mover(map_location)
-    sketch = _outline.outline(path, weights_only, options)
-    if not isinstance(sketch.object, Mapping):
-        kind = type(sketch.object).__name__
-        raise MismatchError(
-            f"restore failed on {_load_into.describe(path)}: it holds a {kind}, not a dict with "
-            "the names of the targets; nothing was touched",
-            different=[("the whole state", f"dict here, {kind} in the file")],
-        )
-    receivers: list[_Receiver] = []
-    offered = _offer(targets, receivers, set())
-    report = _load_into.fill_from(sketch, offered, path, strict, "restore")
-    handed = [receiver for receiver in receivers if receiver.has_value]
-    if map_location is not None:
-        mover.move([receiver.value for receiver in handed], sketch)
-    for receiver in handed:
-        receiver.hand_over()
-    return report
+        handed = [receiver for receiver in self._receivers if receiver.has_value]
+        if self._mover is not None:
+            self._mover.move([receiver.value for receiver in handed], self._sketch)
+        for receiver in handed:
+            receiver.hand_over()
+        return report
 
 
 # --- Callables, shown as objects that are given their state ---

@@ -8,12 +8,13 @@ waits (_wait_point.py); once the witnesses agree (_ticket.py) the writer commits
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastpersist import _core, _log, _snapshot, _wait_point
@@ -29,7 +30,8 @@ _MOST_STAGING = 64 << 20
 _TORCH_ALIGNMENT = 64
 """Bytes. Of the addresses that torch gives tensors on the CPU."""
 _GIVING_UP = 1.0
-"""Seconds from giving a save up to its end, unless the storage does not answer at all."""
+"""Seconds from giving a save up, or telling the follower to end, to its end; unless the storage
+does not answer at all, or a callback does not return."""
 
 
 def settled_options(options: Options, memory: int) -> Options:
@@ -76,6 +78,7 @@ class Saver:
         self._drain: tuple[Ticket, float] | None = None
         self._saving = threading.RLock()
         self._inside = False
+        self._closed = False
         self._pid = os.getpid()
         self._pool = _core.CapturePool(memory - (options.staging_bytes or 0))
         # Devices that take memory at page addresses only: records at pages can be written in place.
@@ -89,17 +92,18 @@ class Saver:
     def save(self, step: int, state: Any, per_rank: Any, metadata: Any, owner: Any) -> Ticket:
         """See Checkpointer.save. owner: kept alive until the save is done."""
         start = time.perf_counter()
-        with self._saving:
-            if self._inside:  # the same thread: a signal handler, or a __reduce__ of the state
-                raise SaveInFlightError(
-                    f"save failed: it was called while the same thread is in save(); step {step} "
-                    "is not saved"
-                )
+        with self._alone(f"save of step {step}"):
             self._inside = True
             try:
-                self._wait_for_last()
+                if self._closed:  # by another thread, or by a handler, since it was looked at
+                    raise Error("save failed: the checkpointer is closed")
+                refused = self._wait_for_last(step)
                 waited = time.perf_counter() - start
-                ticket = self._start(step, state, per_rank, metadata, start, waited, owner)
+                if refused is None:
+                    ticket = self._start(step, state, per_rank, metadata, start, waited, owner)
+                else:
+                    ticket = Ticket(step, None, waited, 0.0)
+                    self._follower.add_failed(ticket, refused, owner)
             finally:
                 self._inside = False
             if (error := self._follower.due()) is not None:
@@ -144,15 +148,26 @@ class Saver:
             drain = self._drain = (last, time.monotonic() + timeout)
         return drain[1]
 
-    def finish_or_give_up(self, timeout: float) -> bool:
-        """Waits that long; then nothing more is read of anybody's memory, and nobody is told of the
-        save any more. True: it was finished."""
-        last = self._last
-        if last is None or last._wait(max(0.0, self.drain_deadline(timeout) - time.monotonic())):
-            return True
-        last._give_up(f"the interpreter exits, and {timeout:g} s were not enough")
-        self._follower.quit()
-        return False
+    def close_at_exit(self, timeout: float, let_go: Callable[[], None]) -> bool:
+        """Waits that long for the save in flight and its callbacks; then nothing more is read of
+        anybody's memory, and nobody is told of the save any more. True: all of it ended, and the
+        rest was let go of."""
+        deadline = self.drain_deadline(timeout)
+        if not self._saving.acquire(timeout=_seconds_until(deadline, _GIVING_UP)):
+            self._closed = True  # a thread that the interpreter does not wait for is in save()
+            return False
+        try:
+            last = self._last
+            if last is not None and not last._wait(_seconds_until(deadline)):
+                self._closed = True
+                last._give_up(f"the interpreter exits, and {timeout:g} s were not enough")
+                self._follower.quit(_GIVING_UP)
+                return False
+            stopped = self._stop(_seconds_until(deadline, _GIVING_UP))
+            let_go()
+            return stopped
+        finally:
+            self._saving.release()
 
     def undelivered(self) -> BaseException | None:
         """The newest failure that nobody was told of."""
@@ -162,13 +177,51 @@ class Saver:
         if (error := self.undelivered()) is not None:
             raise error
 
-    def close(self) -> None:
-        """Precondition: nothing is in flight."""
-        self._follower.stop()
+    def close(self, timeout: float | None, let_go: Callable[[], None]) -> None:
+        """Waits for the save in flight; lets go of everything, the rest by let_go. Raises
+        TimeoutError with nothing closed."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._alone("close", timeout):
+            self.finish(None if deadline is None else _seconds_until(deadline))
+            if not self._closed:  # by another thread meanwhile, or by a handler
+                self._stop(None if deadline is None else _seconds_until(deadline, _GIVING_UP))
+                let_go()
+
+    def _stop(self, timeout: float | None) -> bool:
+        """Precondition: nothing is in flight. False: a callback has not returned in time."""
+        self._closed = True
+        stopped = self._follower.stop(timeout)
         self._writer.close()
+        return stopped
+
+    @contextlib.contextmanager
+    def _alone(self, what: str, timeout: float | None = None) -> Iterator[None]:
+        """Nobody else saves or closes meanwhile. Raises SaveInFlightError where waiting for whoever
+        does could not end, and TimeoutError."""
+        callback = self._follower.is_this_thread()  # whoever is in save() may wait for this thread
+        limit = 0.0 if callback else threading.TIMEOUT_MAX if timeout is None else max(timeout, 0.0)
+        taken = False
+        try:
+            taken = self._saving.acquire(timeout=min(limit, threading.TIMEOUT_MAX))
+            if callback and not taken:
+                raise SaveInFlightError(
+                    f"{what} failed: it was called in a callback while a thread is in save() or "
+                    "close(), which may wait for the callback to return"
+                )
+            if not taken:
+                raise TimeoutError(f"{what} failed: another thread is in save() or close()")
+            if self._inside:  # the same thread: a signal handler, or a __reduce__ of the state
+                raise SaveInFlightError(
+                    f"{what} failed: it was called while the same thread is in save(), in a signal "
+                    "handler or in the state's own code; call it when save() has returned"
+                )
+            yield
+        finally:
+            if taken:
+                self._saving.release()
 
     def in_flight(self) -> bool:
-        """Takes no lock: for signal handlers."""
+        """For signal handlers: never waits for Python code."""
         last = self._last
         return last is not None and not last._settled()
 
@@ -194,8 +247,34 @@ class Saver:
     ) -> Ticket:
         text = _snapshot.dumps_metadata(metadata)
         self._pool.reset()
-        # In a step some tensors have their new values already, and the rest will have them soon.
-        attached = None if _wait_point.inside_step() else self.attached
+        ticket: Ticket | None = None
+        try:
+            with _wait_point.steps_begun() as begun:
+                source, overflow = self._submit(step, state, per_rank, text)
+                spent = time.perf_counter() - start
+                ticket = Ticket(step, source, spent, spent - waited)
+                # Also when everything is read already: a step has to come after the verdict.
+                _wait_point.add(source)
+                if any(source.concerns(optimizer) for optimizer in begun):
+                    source.stepped_meanwhile()
+            # First of all: the next save must not use its memory while the writer does.
+            self._last = ticket
+            self._follower.queue.put((ticket, owner))
+            if overflow:
+                self._read_now(source, overflow)
+        except BaseException:  # KeyboardInterrupt: nobody would give the verdict
+            if ticket is not None:
+                self._last = ticket
+                ticket._delivered = True  # by this exception
+                ticket._give_up("save() was interrupted", "save again")
+                self._follower.queue.put((ticket, owner))  # a second time does no harm
+            raise
+        return ticket
+
+    def _submit(self, step: int, state: Any, per_rank: Any, text: str) -> tuple[Source, int]:
+        """What is written from now on, and how many bytes of it must be read before `save` returns.
+        Dropping it rejects it."""
+        attached = self._readable_in_place()
         main = _snapshot.take(state, STATE_FILE, attached, self._pool, self._page_aligned)
         streams = [(STATE_FILE, main.stream, main.live)]
         overflow, keep = main.overflow_bytes, [main.keep]
@@ -206,20 +285,19 @@ class Saver:
             keep.append(own.keep)
         self._turn += 1
         core = self._writer.submit(step, streams, text, self._verify, self._turn, self._pool)
-        try:
-            source = Source(core, main, keep, self._wait_timeout)
-            spent = time.perf_counter() - start
-            ticket = Ticket(step, source, spent, spent - waited)
-            # Also when everything is read already: a step has to come after the verdict.
-            _wait_point.add(source)
-            self._follower.queue.put((ticket, owner))
-        except BaseException:  # KeyboardInterrupt: nobody would give the verdict
-            core.abandon("save() was interrupted", "save again")
-            raise
-        self._last = ticket
-        if overflow:
-            self._read_now(source, overflow)
-        return ticket
+        return Source(core, main, keep, self._wait_timeout), overflow
+
+    def _readable_in_place(self) -> Attached | None:
+        """None: everything has to be copied. In a step some tensors have their new values already,
+        and the rest will have them soon."""
+        if _wait_point.another_thread_steps():
+            _log.warn_once(
+                "save() was called while another thread is in the step of an optimizer: everything "
+                "is copied, and may be half of before and half of after the step; call save() in "
+                "the thread that steps"
+            )
+            return None
+        return None if _wait_point.inside_step() else self.attached
 
     def _read_now(self, source: Source, overflow: int) -> None:
         """What could not be copied has to be read before anybody may change it."""
@@ -230,20 +308,30 @@ class Saver:
         )
         source.wait_before_change()
 
-    def _wait_for_last(self) -> None:
+    def _wait_for_last(self, step: int) -> SaveInFlightError | None:
+        """Why the step cannot be saved, where that is no reason to stop training."""
         last = self._last
         if last is None or last.done():
-            return
+            return None
         if self._refuse or self._follower.is_this_thread():
             raise SaveInFlightError(
                 f"save failed: the save of step {last.step} is still in flight; wait for its "
                 'ticket, or use in_flight="wait"'
             )
-        if last._wait(self._wait_timeout):
-            return
-        last._give_up(f"the next save waited for it for {self._wait_timeout:g} s")
-        if not last._wait(_GIVING_UP):
-            raise SaveInFlightError(
-                f"save failed: the storage has not answered for {self._wait_timeout:g} s, and "
-                f"still holds the save of step {last.step}; this step is not saved"
-            )
+        if not last._is_given_up():  # then training has waited already
+            if last._wait(self._wait_timeout):
+                return None
+            last._give_up(f"the next save waited for it for {self._wait_timeout:g} s")
+        if last._wait(_GIVING_UP):
+            return None
+        error = SaveInFlightError(
+            f"save failed: the storage has not answered for {self._wait_timeout:g} s, and still "
+            f"holds the save of step {last.step}; step {step} is not saved"
+        )
+        if self._follower.raises:
+            raise error
+        return error
+
+
+def _seconds_until(deadline: float, least: float = 0.0) -> float:
+    return max(least, deadline - time.monotonic())

@@ -32,8 +32,9 @@ class Ticket:
     `exception`, `add_done_callback`; and `progress`. In a forked child they raise ForkedError.
     """
 
-    def __init__(self, step: int, source: Source, stall: float, capture: float) -> None:
-        """stall, capture: seconds that `save` took so far, and those of its own work in them."""
+    def __init__(self, step: int, source: Source | None, stall: float, capture: float) -> None:
+        """source: None for a save that was never begun. stall, capture: seconds that `save` took so
+        far, and those of its own work in them."""
         self.step = step
         """The training step that is saved."""
         self.stall = stall
@@ -49,10 +50,13 @@ class Ticket:
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Ticket], Any]] = []
         self._delivered = False
-        self._bytes = source.core.bytes
+        self._counted = self._logged = False
+        self._bytes = 0
         self._capture = capture
         self._pid = os.getpid()
-        source.stalled = self._add_stall
+        if source is not None:
+            self._bytes = source.core.bytes
+            source.stalled = self._add_stall
 
     def done(self) -> bool:
         """The checkpoint is committed, or the save failed."""
@@ -130,14 +134,18 @@ class Ticket:
             return self._condition.wait_for(lambda: self._done, timeout)
 
     def _settled(self) -> bool:
-        """Nothing more will be written. Takes no lock: for signal handlers."""
+        """Nothing more will be written. For signal handlers: never waits for Python code."""
         source = self._source
         return source is None or source.core.done
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str, advice: str = _LOOK) -> None:
         source = self._source
         if source is not None:
-            source.give_up(why)
+            source.give_up(why, advice)
+
+    def _is_given_up(self) -> bool:
+        source = self._source
+        return source is not None and source.given_up
 
     def _wait_before_change(self) -> None:
         source = self._source
@@ -190,7 +198,8 @@ class Ticket:
 class Source:
     """The memory that a save reads, its owner's side: waits, witnesses, time spent waiting.
 
-    Nothing here takes a lock that a signal handler could find taken.
+    A signal handler may come at any moment. The locks are C++'s, which are never held while Python
+    runs a handler; those of tickets are reentrant (RLock).
     """
 
     def __init__(
@@ -199,12 +208,14 @@ class Source:
         self.core = core
         self.stalled: Callable[[float], None] = lambda _: None
         """Told of seconds that training waited."""
+        self.given_up = False
+        self.judged = False
+        """The verdict was given."""
         self._snapshot: Snapshot | None = snapshot
         self._watched: list[Owned] = snapshot.owned
         self._addresses = {item.address for item in snapshot.owned}
         self._keep = keep
         self._wait_timeout = wait_timeout
-        self._judged = False
         self._culprit: str | None = None
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -212,7 +223,7 @@ class Source:
         from fastpersist._attached import Ranges, optimizer_tensors
 
         watched = self._watched
-        if self._judged or not watched:
+        if self.judged or not watched:
             return False
         tensors = [tensor for tensor in optimizer_tensors(optimizer) if tensor.is_cpu]
         addresses = self._addresses
@@ -243,21 +254,31 @@ class Source:
 
     def give_up(self, why: str, advice: str = _LOOK) -> None:
         """Nothing will be committed, unless it is being committed already."""
+        self.given_up = True
         self.core.abandon(why, advice)
+
+    def stepped_meanwhile(self) -> None:
+        """A step began while `save` looked at the memory: some of it is older than the rest."""
+        self.judged = True
+        self.core.reject(
+            "state_changed",
+            "an optimizer began to step while save() was running",
+            "nothing was committed; call save() in the thread that steps, between two steps",
+        )
 
     def judge(self) -> None:
         """Once the memory was given back: looks at the version counters, and says whether the save
         may be committed. The first verdict counts, so that two threads may come at once."""
         snapshot = self._snapshot
-        if self._judged or snapshot is None:
+        if self.judged or snapshot is None:
             return
         try:
             changed = self._changed(snapshot)
         except Exception as error:  # a tensor of the user's own class, say
-            self._judged = True
+            self.judged = True
             self.give_up(f"its memory could not be looked at: {error!r}")
             return
-        self._judged = True
+        self.judged = True
         if changed is None:
             self.core.approve()
         else:

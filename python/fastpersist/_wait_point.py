@@ -3,16 +3,19 @@
 
 One process-wide hook runs before every optimizer's step. With a closure, forward and backward run
 inside the step: an optimizer of torch evaluates it before it changes anything, so the wait moves to
-the closure's first return; every other one waits before its step begins.
+the closure's first return. Every other one waits before its step begins, and so does one with hooks
+of the user's: they run before the closure, and may clip weights or swap averages in.
 
-Nothing here takes a lock: a signal handler may save at any moment.
+A signal handler may save at any moment: this module takes no lock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -39,7 +42,13 @@ _WRAPPER: types.CodeType = _wrap_step(lambda optimizer: None).__code__
 """Of what torch puts around every step to call hooks; all of them share it."""
 
 _in_flight: set[InFlight] = set()
+_begun: dict[object, list[torch.optim.Optimizer]] = {}
+"""For each save that is being begun: which optimizers began a step since."""
 _hooked = False
+_all_hooks: dict[int, Any] = getattr(
+    sys.modules[torch.optim.Optimizer.__module__], "_global_optimizer_pre_hooks", {}
+)
+"""Those that torch calls before the steps of all optimizers."""
 
 
 def install() -> None:
@@ -47,7 +56,10 @@ def install() -> None:
     global _hooked
     if not _hooked:
         _hooked = True
-        register_optimizer_step_pre_hook(_before_step)
+        handle = register_optimizer_step_pre_hook(_before_step)
+        with contextlib.suppress(AttributeError, KeyError):  # a torch that keeps them elsewhere
+            # Before hooks that were there already and may change weights.
+            _all_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
 
 
 def add(save: InFlight) -> None:
@@ -71,7 +83,30 @@ def is_hooked(optimizer: torch.optim.Optimizer) -> bool:
 
 def inside_step() -> bool:
     """This thread is in the step of an optimizer, or in its closure."""
-    frame: types.FrameType | None = sys._getframe()
+    return _is_in_step(sys._getframe())
+
+
+def another_thread_steps() -> bool:
+    """Another thread is. Its frames tell, and not a count that hooks keep: no hook runs after a
+    step that raises."""
+    others = sys._current_frames()
+    del others[threading.get_ident()]  # this frame in a variable of its own would keep all alive
+    return any(_is_in_step(frame) for frame in others.values())
+
+
+@contextlib.contextmanager
+def steps_begun() -> Iterator[list[torch.optim.Optimizer]]:
+    """The optimizers whose steps begin, in any thread, while the block runs."""
+    key = object()
+    begun = _begun[key] = []
+    try:
+        yield begun
+    finally:
+        del _begun[key]
+
+
+def _is_in_step(innermost: types.FrameType) -> bool:
+    frame: types.FrameType | None = innermost
     while frame is not None:
         if frame.f_code is _WRAPPER:
             return True
@@ -81,6 +116,9 @@ def inside_step() -> bool:
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
     """Raises nothing of its own: a failing save is no reason to stop training."""
+    # In this order: a save is in flight before it looks at what has begun.
+    for begun in list(_begun.values()):
+        begun.append(optimizer)
     saves = list(_in_flight)
     if not saves:
         return None
@@ -113,7 +151,10 @@ def _wait_or_wrap(optimizer: Any, args: Any, kwargs: Any, in_flight: list[InFlig
 
 
 def _evaluates_first(optimizer: Any) -> bool:
-    """Its step is one of torch's, all of which call the closure before they change anything."""
+    """Its step is one of torch's, all of which call the closure before they change anything, and
+    nobody else's hook runs before that."""
+    if len(_all_hooks) > 1 or getattr(optimizer, "_optimizer_step_pre_hooks", None):
+        return False
     step: Any = type(optimizer).step
     while step is not None:  # what decorators wrap, down to the function itself
         if not getattr(step, "__globals__", {}).get("__name__", "").startswith("torch."):

@@ -9,7 +9,9 @@
 #include <atomic>
 #include <mutex>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/append_sentence.h"
 #include "base/fork_guard.h"
@@ -252,9 +254,10 @@ Result<Checkpointer> Checkpointer::Open(const std::filesystem::path& directory,
   impl->options.options.sync = impl->options.options.atomic = true;
   impl->root = *std::move(root);
   impl->warning = impl->root->lock_warning();
-  if (const auto left = commit::RemoveLeftovers(*impl->root, Files()); !left) {
-    base::AppendSentence(impl->warning,
-                         "what killed runs left was not removed: " + left.error().Message());
+  const auto left = commit::RemoveLeftovers(*impl->root, Files());
+  const auto kept = left ? left->kept : std::vector<std::string>{left.error().Message()};
+  for (const std::string& what : kept) {
+    base::AppendSentence(impl->warning, "what a killed run left was not removed: " + what);
   }
   impl->writer = std::make_unique<CheckpointWriter>(
       impl->root, impl->options.options,

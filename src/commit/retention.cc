@@ -91,6 +91,31 @@ Result<bool> RemoveOne(const Root& root, const CatalogEntry& entry, const file::
   return !removed->foreign_left;
 }
 
+std::string WithReason(const std::string& generation, Error error) {
+  error.advice.clear();  // which is for whoever named the file
+  return generation + ": " + error.Message();
+}
+
+// Removes it if it is a leftover, and writes down what came of it.
+void TidyOne(const Root& root, const std::string& name, const file::FileOps& files,
+             Leftovers& leftovers) {
+  const auto entry = ReadCatalogEntry(root, name, files);
+  if (!entry) {
+    if (entry.error().code == ErrorCode::kNotFound) return;
+    leftovers.kept.push_back(WithReason(name, entry.error()));
+    return;
+  }
+  const GenerationState state = entry->state;
+  if (state != GenerationState::kUnfinished && state != GenerationState::kRetired) return;
+  if (root.IsActive(name)) return;
+  const auto gone = root.locked() ? RemoveOne(root, *entry, files) : Result<bool>(false);
+  if (!gone) {
+    leftovers.kept.push_back(WithReason(name, gone.error()));
+  } else {
+    (*gone ? leftovers.removed : leftovers.kept).push_back(name);
+  }
+}
+
 }  // namespace
 
 std::vector<std::size_t> ChooseRetired(std::span<const CatalogEntry> catalog,
@@ -174,20 +199,13 @@ Result<Leftovers> RemoveLeftovers(const Root& root, const file::FileOps& files) 
   if (root.access() != Root::Access::kWrite) {
     return Refused(root, "", "the directory was opened for reading only");
   }
-  const auto catalog = ReadCatalog(root, files);
-  if (!catalog) return std::unexpected(catalog.error());
-  Leftovers leftovers;
-  std::optional<Error> first;
-  for (const CatalogEntry& entry : *catalog) {
-    if (entry.state != GenerationState::kUnfinished && entry.state != GenerationState::kRetired) {
-      continue;
-    }
-    if (root.IsActive(entry.name)) continue;
-    auto gone = root.locked() ? RemoveOne(root, entry, files) : Result<bool>(false);
-    if (!gone && !first) first = gone.error();
-    (gone && *gone ? leftovers.removed : leftovers.kept).push_back(entry.name);
+  std::vector<std::string> names;
+  if (const int listed = files.ListDirectory(root.fd(), names); listed < 0) {
+    return std::unexpected(StorageError("list directory", root.path(), -listed));
   }
-  if (first) return std::unexpected(*std::move(first));
+  std::ranges::sort(names);
+  Leftovers leftovers;
+  for (const std::string& name : names) TidyOne(root, name, files, leftovers);
   return leftovers;
 }
 

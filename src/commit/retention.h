@@ -50,13 +50,16 @@ struct RetentionPolicy {
 
 struct Leftovers {
   std::vector<std::string> removed;  ///< Names of generations.
-  std::vector<std::string> kept;     ///< Likewise, of leftovers that stay at least in part.
+  /// Of leftovers that stay at least in part: the name, and where a call failed ": " and the
+  /// reason.
+  std::vector<std::string> kept;
 };
 
 /// Removes unfinished and retired generations of this root, except those that this process is
 /// writing. Keeps all of them while the root has no lock: somebody else may be writing them. Never
-/// touches foreign directories and damaged checkpoints. kStorage: the first failure, after all
-/// others were tried.
+/// touches foreign directories and damaged checkpoints. One that cannot be looked at or removed is
+/// kept, and the others are tried all the same: it must not stand in the way of good checkpoints.
+/// kStorage: the root cannot be listed.
 [[nodiscard]] Result<Leftovers> RemoveLeftovers(const Root& root, const file::FileOps& files);
 
 }  // namespace fastpersist::commit

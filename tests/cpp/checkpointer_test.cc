@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -14,9 +15,13 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/found_checkpoint.h"
+#include "commit/root.h"
 #include "fastpersist/fastpersist.h"
+#include "fmt/format.h"
 #include "testing/checkpoint_directory.h"
 #include "testing/child_process.h"
+#include "testing/observed_files.h"
 #include "testing/temporary_directory.h"
 
 namespace fastpersist {
@@ -254,6 +259,112 @@ TEST_F(CheckpointerTest, ADamagedCheckpointIsSkippedForTheNextOlderOneWithTheRea
   EXPECT_EQ(none.error().code, ErrorCode::kCorrupt) << "something is there, and none of it is good";
   EXPECT_THAT(none.error().Message(), HasSubstr("step-00000003"));
   EXPECT_TRUE(run.Delete(3)) << "damaged ones too";
+}
+
+TEST_F(CheckpointerTest, AnotherStepsFileIsDamageAlthoughItIsWhole) {
+  Checkpointer run = Opened(path());
+  Model model;
+  const Model first = model;
+  ASSERT_TRUE(run.Save(1, model.state())->Get());
+  model.Change();
+  ASSERT_TRUE(run.Save(2, model.state())->Get());
+  WriteFile(path() + "/step-00000002/state.pt", ReadFile(path() + "/step-00000001/state.pt"));
+  const auto loaded = OpenCheckpoint(path());
+  ASSERT_TRUE(loaded) << loaded.error().Message();
+  EXPECT_EQ(loaded->step, 1U);
+  ExpectModel(loaded->file, first);
+  EXPECT_THAT(loaded->skipped, ElementsAre(::testing::AllOf(HasSubstr("step-00000002"),
+                                                            HasSubstr("manifest describes"))));
+  EXPECT_EQ(run.Load(2).error().code, ErrorCode::kCorrupt);
+}
+
+TEST_F(CheckpointerTest, TwoThatClaimToBeTheNewestAreToldApartByStepOnly) {
+  const Model model;
+  for (const std::uint64_t step : {4, 7}) {
+    Checkpointer run = Opened(fmt::format("{}-{}", path(), step));
+    ASSERT_TRUE(run.Save(step, model.state())->Get());
+  }
+  std::filesystem::rename(path() + "-7/step-00000007", path() + "-4/step-00000007");
+  const std::string merged = path() + "-4";
+  EXPECT_EQ(OpenCheckpoint(merged).error().code, ErrorCode::kCorrupt);
+  for (const std::uint64_t step : {4, 7}) EXPECT_EQ(OpenCheckpoint(merged, step)->step, step);
+  std::filesystem::copy(merged + "/step-00000007", merged + "/best",
+                        std::filesystem::copy_options::recursive);
+  EXPECT_TRUE(OpenCheckpoint(merged, 4));
+  const auto twins = OpenCheckpoint(merged, 7);
+  ASSERT_FALSE(twins) << "of one step, too";
+  EXPECT_EQ(twins.error().code, ErrorCode::kCorrupt);
+}
+
+// Does something at the first calls that open a file of this name.
+class WhenOpened final : public testing::ObservedFiles {
+ public:
+  WhenOpened(std::string name, int times, std::function<void()> action)
+      : name_(std::move(name)), left_(times), action_(std::move(action)) {}
+
+ protected:
+  int Before(const testing::Operation& operation) const override {
+    if (operation.name.ends_with(name_) && left_ > 0) {
+      --left_;
+      action_();
+    }
+    return 0;
+  }
+
+ private:
+  std::string name_;
+  mutable int left_;
+  std::function<void()> action_;
+};
+
+TEST_F(CheckpointerTest, WhatIsRetiredBeforeItIsOpenedGivesWayToTheNewerOne) {
+  Checkpointer run = Opened(path());
+  Model model;
+  std::uint64_t step = 1;
+  ASSERT_TRUE(run.Save(step, model.state())->Get());
+  const auto root = commit::Root::Open(path(), commit::Root::Access::kRead);
+  ASSERT_TRUE(root);
+  const WhenOpened files("/state.pt", 5, [&] {
+    model.Change();
+    ASSERT_TRUE(run.Save(step + 1, model.state())->Get());
+    ASSERT_TRUE(run.Delete(step));
+    ++step;
+  });
+  const auto found = checkpoint::FindCheckpoint(**root, std::nullopt, files);
+  ASSERT_TRUE(found) << found.error().Message();
+  EXPECT_EQ(found->step, 6U);
+  ExpectModel(found->file, model);
+}
+
+TEST_F(CheckpointerTest, WhatReplacedTheOnlyOneWhileItWasLookedForIsFound) {
+  Checkpointer run = Opened(path());
+  const Model model;
+  ASSERT_TRUE(run.Save(1, model.state())->Get());
+  const auto root = commit::Root::Open(path(), commit::Root::Access::kRead);
+  ASSERT_TRUE(root);
+  // The root was listed, and is not listed again before its only checkpoint is looked at.
+  const WhenOpened files("step-00000001", 1, [&] {
+    ASSERT_TRUE(run.Save(2, model.state())->Get());
+    ASSERT_TRUE(run.Delete(1));
+  });
+  const auto found = checkpoint::FindCheckpoint(**root, std::nullopt, files);
+  ASSERT_TRUE(found) << found.error().Message();
+  EXPECT_EQ(found->step, 2U);
+}
+
+TEST_F(CheckpointerTest, ALeftoverThatCannotBeRemovedIsAWarning) {
+  {
+    Checkpointer run = Opened(path());
+    const Model model;
+    ASSERT_TRUE(run.Save(1, model.state())->Get());
+    ASSERT_TRUE(run.Save(2, model.state())->Get());
+  }
+  std::filesystem::remove(path() + "/step-00000002/manifest.json");
+  std::filesystem::remove(path() + "/step-00000002/state.pt");
+  std::filesystem::create_directories(path() + "/step-00000002/state.pt/inside");
+  const Checkpointer run = Opened(path());
+  EXPECT_THAT(run.warning(), HasSubstr("step-00000002: "));
+  EXPECT_EQ(run.Load()->step, 1U);
 }
 
 TEST_F(CheckpointerTest, NothingThereIsAnErrorOfItsOwn) {

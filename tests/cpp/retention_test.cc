@@ -194,6 +194,54 @@ TEST_F(Retention, WithoutALockNoLeftoverIsRemoved) {
   EXPECT_TRUE(fs::exists(directory_ / "step-00000001/state.pt"));
 }
 
+TEST_F(Retention, ALeftoverThatCannotBeRemovedIsKeptWithTheReasonAndTheOthersGo) {
+  fs::remove(directory_ / "step-00000001/manifest.json");
+  fs::remove(directory_ / "step-00000001/state.pt");
+  fs::create_directories(directory_ / "step-00000001/state.pt/inside");
+  fs::remove(directory_ / "step-00000002/manifest.json");
+  const auto root = OpenForWriting(directory_.path());
+  const auto found = RemoveLeftovers(*root, Unsynced());
+  ASSERT_TRUE(found) << found.error().Message();
+  EXPECT_THAT(found->kept,
+              ElementsAre(::testing::AllOf(HasSubstr("step-00000001: "), HasSubstr("state.pt"))));
+  EXPECT_THAT(found->removed, ElementsAre("step-00000002"));
+  EXPECT_EQ(NewestStep(directory_.path()), 3U);
+}
+
+TEST_F(Retention, WhicheverCallFailsTheOtherLeftoversGoAndWhatStaysIsNamed) {
+  for (const bool from_then_on : {false, true}) {
+    for (unsigned nth = 1;; ++nth) {
+      const TemporaryDirectory directory;
+      const auto root = OpenForWriting(directory.path());
+      for (const std::uint64_t step : {1, 2, 3}) ASSERT_TRUE(MakeCheckpoint(*root, step));
+      fs::remove(directory / "step-00000001/manifest.json");
+      fs::rename(directory / "step-00000002/manifest.json",
+                 directory / "step-00000002/retired.json");
+      const testing::FailingCall files(nth, EACCES, from_then_on, Unsynced());
+      const auto found = RemoveLeftovers(*root, files);
+      ASSERT_EQ(NewestStep(directory.path()), 3U) << nth;
+      // The first call lists the root: without it nothing is known.
+      ASSERT_EQ(found.has_value(), nth > 1) << nth;
+      if (!found) continue;
+      for (const char* name : {"step-00000001", "step-00000002"}) {
+        if (!fs::exists(directory / name)) continue;
+        ASSERT_THAT(found->kept, ::testing::Contains(HasSubstr(name))) << nth;
+      }
+      if (!from_then_on) {
+        ASSERT_GE(found->removed.size(), 1U) << nth;
+        ASSERT_LE(found->kept.size(), 1U) << nth;
+      }
+      for (const std::string& kept : found->kept) {
+        ASSERT_THAT(kept, HasSubstr("Permission denied")) << nth;
+      }
+      if (!files.failed()) {
+        ASSERT_THAT(found->removed, ElementsAre("step-00000001", "step-00000002"));
+        break;
+      }
+    }
+  }
+}
+
 TEST_F(Retention, WhicheverCallFailsTheNewerStaysAndTheNextStartGoesOn) {
   for (const bool killed : {false, true}) {
     for (unsigned nth = 1;; ++nth) {

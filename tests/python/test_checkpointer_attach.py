@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
+import pathlib
 import weakref
 from typing import Any
 
@@ -84,6 +86,22 @@ def test_a_step_that_the_scaler_skips_does_not_wait(tmp_path: Any) -> None:
     faults.run(skip_a_step, str(tmp_path), shim=True)
 
 
+def step_through_a_scaler(folder: str) -> None:
+    training = large()
+    scaler = torch.amp.GradScaler("cpu")
+
+    def step(run: Training, _: Hold) -> None:
+        scaler.scale(run.backward().requires_grad_())
+        scaler.step(run.optimizer)
+        scaler.update()
+
+    check_that_it_waits(folder, training, step, lambda ckpt: ckpt.attach(training.optimizer))
+
+
+def test_a_step_that_the_scaler_does_not_skip_waits(tmp_path: Any) -> None:
+    faults.run(step_through_a_scaler, str(tmp_path), shim=True)
+
+
 def give_up_waiting(folder: str) -> None:
     training = large()
     with support.open_run(folder, memory=SMALL, wait_timeout=0.2) as ckpt:
@@ -93,8 +111,13 @@ def give_up_waiting(folder: str) -> None:
             hold.reached()
             training.step()  # returns, although the device is held
             training.step()
+            with faults.warnings_logged() as warnings:
+                skipped = ckpt.save(2, training.state())
+            assert skipped.done() and skipped.step == 2 and skipped.progress() == (0, 0)
+            assert [w for w in warnings if "step 2 was not saved" in w], warnings
+            assert isinstance(ckpt.last_error, fp.SaveInFlightError)
             with pytest.raises(fp.SaveInFlightError, match="has not answered"):
-                ckpt.save(2, training.state())
+                skipped.result()
             hold.release()
             error = support.failure(ticket)
         assert isinstance(error, fp.SaveAbandonedError) and isinstance(error, TimeoutError)
@@ -107,6 +130,60 @@ def give_up_waiting(folder: str) -> None:
 
 def test_after_wait_timeout_the_save_is_given_up_and_training_goes_on(tmp_path: Any) -> None:
     faults.run(give_up_waiting, str(tmp_path), shim=True)
+
+
+def save_often_meanwhile(folder: str) -> list[Any]:
+    """Of each save of a storage that does not answer: the ticket's step, or what was raised."""
+    training = large()
+    log = pathlib.Path(folder, "log")
+    outcomes: list[Any] = []
+    with support.open_run(folder, memory=SMALL, wait_timeout=0.2, log=log) as ckpt:
+        ckpt.attach(training.optimizer)
+        with held(folder) as hold:
+            ticket = ckpt.save(1, training.state())
+            hold.reached()
+            for step in range(2, 7):
+                training.step()
+                try:
+                    outcomes.append(ckpt.save(step, training.state()).step)
+                except fp.SaveInFlightError as error:
+                    outcomes.append(f"raised {error.ticket.step}")  # type: ignore[attr-defined]
+            hold.release()
+            support.failure(ticket)
+        with pytest.raises(fp.SaveInFlightError) as raised:  # 5, 6 and at last 1 have failed
+            ckpt.save(7, training.state())
+        assert raised.value.ticket.result(60).step == 7  # type: ignore[attr-defined]
+        assert ckpt.all_steps() == [7]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(line["step"], line["ok"]) for line in lines] == [
+        *((step, False) for step in range(1, 7)), (7, True)
+    ]  # fmt: skip
+    assert lines[-1]["totals"]["saves"] == 7 and lines[-1]["totals"]["failed"] == 6
+    return outcomes
+
+
+def test_while_the_storage_does_not_answer_saves_fail_as_others_do(tmp_path: Any) -> None:
+    outcomes = faults.run(save_often_meanwhile, str(tmp_path), shim=True)
+    assert outcomes == [2, 3, "raised 4", 5, 6]
+
+
+def save_meanwhile_and_raise(folder: str) -> None:
+    training = large()
+    arguments: dict[str, Any] = {"memory": SMALL, "wait_timeout": 0.2, "on_error": "raise"}
+    with support.open_run(folder, **arguments) as ckpt, held(folder) as hold:
+        ckpt.attach(training.optimizer)
+        ticket = ckpt.save(1, training.state())
+        hold.reached()
+        with pytest.raises(fp.SaveInFlightError, match="has not answered"):
+            ckpt.save(2, training.state())
+        hold.release()
+        support.failure(ticket)
+
+
+def test_with_on_error_raise_a_save_is_refused_while_the_storage_does_not_answer(
+    tmp_path: Any,
+) -> None:
+    faults.run(save_meanwhile_and_raise, str(tmp_path), shim=True)
 
 
 def copy_the_rest(folder: str) -> None:

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import pathlib
 import random
 import shutil
+import threading
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +23,7 @@ import torch
 from checkpoint_support import Training, held
 
 import fastpersist as fp
+from fastpersist import _fill, _load, _recovery
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -44,13 +47,18 @@ def _flip(path: pathlib.Path, at: int) -> None:
     path.write_bytes(bytes(data))
 
 
-def _from_the_future(folder: pathlib.Path) -> None:
-    """As a later release writes it, with a true checksum."""
+def _rewrite_manifest(folder: pathlib.Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """With a true checksum."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())["manifest"]
-    manifest |= {"version": 99, "reader_version": 99}
+    change(manifest)
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     path.write_text(f'{{"crc32": "{zlib.crc32(text.encode()):08x}", "manifest": {text}}}')
+
+
+def _from_the_future(folder: pathlib.Path) -> None:
+    """As a later release writes it."""
+    _rewrite_manifest(folder, lambda m: m.update({"version": 99, "reader_version": 99}))
 
 
 def _only_temporary(folder: pathlib.Path) -> None:
@@ -67,6 +75,14 @@ def _empty(folder: pathlib.Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[pathlib.Path], Any], str | None]] = {
     "file missing": (lambda d: (d / "state.pt").unlink(), "'state.pt' is missing"),
     "file empty": (lambda d: (d / "state.pt").write_bytes(b""), "0 bytes instead of"),
+    "another step's file": (
+        lambda d: shutil.copy(d.parent / "step-00000004/state.pt", d / "state.pt"),
+        "not the file that the manifest describes",
+    ),
+    "another step's file for the rank": (
+        lambda d: shutil.copy(d.parent / "step-00000004/rank-00000.pt", d / "rank-00000.pt"),
+        "not the file that the manifest describes",
+    ),
     "file cut": (lambda d: os.truncate(d / "state.pt", 100_000), "100000 bytes instead of"),
     "bit in the data": (lambda d: _flip(d / "state.pt", 80_000), "CRC-32"),
     "bit in the pickle": (lambda d: _flip(d / "state.pt", 80), ""),
@@ -179,6 +195,193 @@ def test_the_highest_commit_number_is_the_newest_whatever_names_and_times_say(
         assert ckpt.load(2).state["step"] == 20
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_manifest_without_checksums_of_records_is_compared_by_those_of_the_files(
+    swapped: bool, tmp_path: Any, warned: Any
+) -> None:
+    run = five(tmp_path)
+
+    def forget(manifest: dict[str, Any]) -> None:
+        for stream in manifest["streams"]:
+            stream["record_crc32s"] = []
+
+    _rewrite_manifest(run / "step-00000005", forget)
+    if swapped:
+        shutil.copy(run / "step-00000004/state.pt", run / "step-00000005/state.pt")
+    with support.open_run(tmp_path) as ckpt:
+        target = state_of(0)
+        assert ckpt.restore(target) == (4 if swapped else 5)
+        assert support.difference(target, state_of(4 if swapped else 5)) == ""
+    assert any("not the file that the manifest" in message for message in warned()) is swapped
+
+
+def test_what_fits_per_rank_is_known_before_anything_is_filled(tmp_path: Any) -> None:
+    run = tmp_path / "run"
+    with support.open_run(tmp_path) as ckpt:
+        ckpt.save(1, state_of(1), per_rank={"w": torch.ones(4), "n": 1}).result(60)
+        target = state_of(0)
+        rank: dict[str, Any] = {"w": torch.zeros(3), "n": 0}
+        with pytest.raises(fp.MismatchError, match="nothing was touched") as caught:
+            ckpt.restore(target, per_rank=rank)
+        assert [name for name, _ in caught.value.different] == ["w"]
+        assert support.difference(target, state_of(0)) == ""
+        assert rank["n"] == 0
+        assert ckpt.restore(target, per_rank=rank, strict=False) == 1
+        assert support.difference(target, state_of(1)) == "" and rank["n"] == 1
+        # Both are damaged: nothing of the first was filled when the second was found out.
+        _flip(run / "step-00000001" / "rank-00000.pt", 200)
+        target = state_of(0)
+        with pytest.raises(fp.CorruptCheckpointError) as damaged:
+            ckpt.restore(target, per_rank={"w": torch.zeros(4), "n": 0})
+        assert not damaged.value.partially_restored
+        assert support.difference(target, state_of(0)) == ""
+
+
+def test_a_mismatch_after_a_damaged_one_says_that_tensors_were_overwritten(tmp_path: Any) -> None:
+    run = tmp_path / "run"
+    with support.open_run(tmp_path) as ckpt:
+        ckpt.save(1, {"step": 1, "x": torch.ones(3)}).result(60)
+        ckpt.save(2, state_of(2)).result(60)
+        _flip(run / "step-00000002" / "state.pt", 80_000)
+        target = state_of(0)
+        with pytest.raises(
+            fp.MismatchError, match="overwritten in part from a newer one"
+        ) as caught:
+            ckpt.restore(target)
+        assert [name for name, _ in caught.value.different] == ["x"]
+        target = {"step": 0, "x": torch.zeros(5)}
+        with pytest.raises(fp.MismatchError, match="nothing was touched") as caught:
+            ckpt.restore(target)
+        assert "overwritten" not in str(caught.value) and target["step"] == 0
+
+
+# --- Storage that fails ---
+
+
+def restore_while_opening_fails(folder: str, error: int, taken: int | None) -> None:
+    """taken: the step that stands in for the newest; None: it is an error."""
+    for name in ("state.pt", "rank-00000.pt"):
+        with support.open_run(folder) as ckpt:
+            target = state_of(0)
+            with faults.failing(f"openat 1 9999 errno {error} step-00000005/{name}"):
+                try:
+                    found = ckpt.restore(target, per_rank={"rank": 0})
+                except fp.StorageError as caught:
+                    assert taken is None and caught.errno == error, caught
+                    assert name in str(caught)
+                    assert support.difference(target, state_of(0)) == ""
+                    found = None
+                assert found == taken
+                try:
+                    loaded = ckpt.load().step
+                except fp.StorageError as caught:
+                    assert taken is None and caught.errno == error, caught
+                    loaded = None
+                assert loaded == taken
+            assert ckpt.load().step == 5
+
+
+@pytest.mark.parametrize(
+    ("error", "taken"),
+    [
+        (errno.EMFILE, None),
+        (errno.EACCES, None),
+        (errno.ENOMEM, None),
+        (errno.EIO, 4),
+        (errno.EUCLEAN, 4),
+        (errno.EBADMSG, 4),
+    ],
+)
+def test_only_storage_that_lost_the_newest_is_a_reason_to_go_back(
+    error: int, taken: int | None, tmp_path: Any
+) -> None:
+    five(tmp_path)
+    faults.run(restore_while_opening_fails, str(tmp_path), error, taken, shim=True)
+
+
+# --- Two that claim to be the newest ---
+
+
+def merged(folder: pathlib.Path) -> pathlib.Path:
+    """The first checkpoints of two runs, of steps 4 and 7, in one directory."""
+    for name, step in (("a", 4), ("b", 7)):
+        with support.open_run(folder / name) as ckpt:
+            ckpt.save(step, state_of(step), per_rank={"rank": step}).result(60)
+    shutil.move(folder / "b/run/step-00000007", folder / "a/run/step-00000007")
+    return folder / "a"
+
+
+def test_two_that_claim_to_be_the_newest_are_told_apart_by_step_or_by_name(tmp_path: Any) -> None:
+    folder = merged(tmp_path)
+    with support.open_run(folder) as ckpt:
+        assert ckpt.all_steps() == [4, 7]
+        for action in (
+            lambda: ckpt.restore(state_of(0), default=0),
+            ckpt.load,
+            ckpt.latest_step,
+        ):
+            with pytest.raises(fp.CorruptCheckpointError, match=r"step-0000000[47].*generation="):
+                action()
+        for step in (4, 7):
+            name = f"step-0000000{step}"
+            choices: list[dict[str, Any]] = [{"step": step}, {"generation": name}]
+            for choice in choices:
+                target = state_of(0)
+                rank = {"rank": 0}
+                assert ckpt.restore(target, per_rank=rank, **choice) == step
+                assert support.difference(target, state_of(step)) == "" and rank["rank"] == step
+                saved = ckpt.load(**choice)
+                assert saved.step == step and saved.path.name == name
+                assert support.difference(saved.state, state_of(step)) == ""
+        for action in (
+            lambda: ckpt.load(generation="step-00000009"),
+            lambda: ckpt.load(4, generation="step-00000007"),
+            lambda: ckpt.restore(state_of(0), generation="step-00000009", default=0),
+        ):
+            with pytest.raises(fp.NotFoundError, match="is not there"):
+                action()
+        ckpt.save(9, state_of(9)).result(60)
+        assert ckpt.latest_step() == 9 and ckpt.load().step == 9
+        # What is older than a damaged one is not guessed either.
+        _flip(folder / "run/step-00000009/state.pt", 80_000)
+        with pytest.raises(fp.CorruptCheckpointError, match=r"step-0000000[47].*generation="):
+            ckpt.load()
+
+
+def test_two_of_one_step_that_claim_to_be_the_newest_are_told_apart_by_name(tmp_path: Any) -> None:
+    run = five(tmp_path)
+    shutil.copytree(run / "step-00000005", run / "best")
+    with support.open_run(tmp_path) as ckpt:
+        unclear: list[Callable[[], Any]] = [ckpt.load, lambda: ckpt.load(5)]
+        for action in unclear:
+            with pytest.raises(fp.CorruptCheckpointError, match="generation="):
+                action()
+        assert ckpt.load(generation="best").path.name == "best"
+        assert ckpt.load(3).step == 3
+
+
+# --- Leftovers ---
+
+
+def test_a_leftover_that_cannot_be_removed_does_not_keep_a_run_from_going_on(
+    tmp_path: Any, warned: Any
+) -> None:
+    run = five(tmp_path)
+    stuck, other = run / "step-00000003", run / "step-00000002"
+    (stuck / "manifest.json").unlink()
+    (stuck / "state.pt").unlink()
+    (stuck / "state.pt").mkdir()  # what is removed as a file is none
+    (stuck / "state.pt" / "x").touch()
+    (other / "manifest.json").unlink()
+    with support.open_run(tmp_path) as ckpt:
+        assert ckpt.load().step == 5 and ckpt.all_steps() == [1, 4, 5]
+        ckpt.save(3, state_of(30)).result(60)
+        assert ckpt.load(3).state["step"] == 30
+    assert stuck.exists() and not other.exists(), "the others go all the same"
+    found = [m for m in warned() if "step-00000003" in m and "could not be removed" in m]
+    assert found and "state.pt" in found[0] and "irectory" in found[0], warned()
+
+
 def test_the_file_opens_with_plain_torch(tmp_path: Any) -> None:
     training = Training()
     before = training.values()
@@ -238,6 +441,145 @@ def read_while_written(folder: str) -> None:
 
 def test_who_reads_meanwhile_sees_complete_checkpoints_only(tmp_path: Any) -> None:
     faults.run(read_while_written, str(tmp_path), shim=True)
+
+
+# --- Retention beside a reader ---
+
+
+def retire_while(
+    ckpt: fp.Checkpointer, monkeypatch: Any, module: Any, name: str, times: int, before: bool
+) -> list[int]:
+    """At the first calls of the function a newer checkpoint is made, and the older one goes."""
+    function = getattr(module, name)
+    made: list[int] = []
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        found = None if before else function(*arguments, **named)
+        if len(made) < times:
+            step = ckpt.all_steps()[-1]
+            made.append(step + 1)
+            ckpt.save(step + 1, state_of(step + 1), per_rank={"rank": step + 1}).result(60)
+            ckpt.delete(step)
+        return function(*arguments, **named) if before else found
+
+    monkeypatch.setattr(module, name, interrupted)
+    return made
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("how", ["load", "restore"])
+def test_when_the_newest_is_retired_before_it_is_opened_the_newer_one_is_taken(
+    how: str, times: int, tmp_path: Any, monkeypatch: Any
+) -> None:
+    with support.open_run(tmp_path) as ckpt:
+        ckpt.save(1, state_of(1), per_rank={"rank": 1}).result(60)
+        retire_while(ckpt, monkeypatch, _recovery, "candidates", times, before=False)
+        newest = times + 1
+        if how == "load":
+            saved = ckpt.load()
+            assert saved.step == newest and saved.per_rank == {"rank": newest}
+            assert support.difference(saved.state, state_of(newest)) == ""
+        else:
+            target, own = state_of(0), {"rank": 0}
+            assert ckpt.restore(target, per_rank=own) == newest
+            assert support.difference(target, state_of(newest)) == ""
+            assert own == {"rank": newest}
+
+
+def test_a_directory_where_all_is_retired_again_and_again_is_an_error_in_the_end(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    with support.open_run(tmp_path) as ckpt:
+        ckpt.save(1, state_of(1)).result(60)
+        made = retire_while(ckpt, monkeypatch, _recovery, "candidates", 1000, before=False)
+        with pytest.raises(fp.NotFoundError, match="step-"):
+            ckpt.restore(state_of(0), default=0)
+        assert 1 < len(made) < 100
+
+
+def test_what_replaces_the_only_one_while_it_is_looked_for_is_found(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    with support.open_run(tmp_path) as ckpt:
+        ckpt.save(1, state_of(1)).result(60)
+        ckpt.save(2, state_of(2)).result(60)
+
+        class Listing:
+            """At first it saw neither: one was gone already, the other one not there yet."""
+
+            looks = 0
+
+            def catalog(self) -> list[dict[str, Any]]:
+                self.looks += 1
+                return ckpt._root.catalog() if self.looks > 1 else []
+
+        root: Any = Listing()
+        found = _recovery.candidates(root, ckpt.directory, None)
+        assert [candidate.step for candidate in found] == [2, 1]
+
+
+def test_a_step_that_is_asked_for_and_retired_meanwhile_is_not_there(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    with support.open_run(tmp_path) as ckpt:
+        ckpt.save(1, state_of(1)).result(60)
+        retire_while(ckpt, monkeypatch, _recovery, "candidates", 1, before=False)
+        with pytest.raises(fp.NotFoundError, match="step 1 is not there"):
+            ckpt.load(1)
+
+
+@pytest.mark.parametrize(
+    ("how", "module", "function"),
+    [("load", _load, "_read_all"), ("restore", _fill, "fill_all")],
+)
+def test_retention_does_not_pull_away_what_is_being_read(
+    how: str, module: Any, function: str, tmp_path: Any, monkeypatch: Any
+) -> None:
+    with support.open_run(tmp_path) as ckpt:
+        ckpt.save(1, state_of(1), per_rank={"rank": 1, "x": torch.ones(5000)}).result(60)
+        made = retire_while(ckpt, monkeypatch, module, function, 1, before=True)
+        if how == "load":
+            saved = ckpt.load()
+            assert saved.step == 1 and saved.per_rank["rank"] == 1
+            assert support.difference(saved.state, state_of(1)) == ""
+        else:
+            target = state_of(0)
+            rank: dict[str, Any] = {"rank": 0, "x": torch.zeros(5000)}
+            assert ckpt.restore(target, per_rank=rank) == 1
+            assert support.difference(target, state_of(1)) == ""
+            assert rank["rank"] == 1 and torch.equal(rank["x"], torch.ones(5000))
+        assert made == [2] and ckpt.all_steps() == [2]
+
+
+def test_who_loads_while_another_saves_and_retires_always_finds_a_whole_one(tmp_path: Any) -> None:
+    last = 40
+    with support.open_run(tmp_path, keep_last=1) as ckpt:
+        ckpt.save(1, state_of(1), per_rank={"rank": 1}).result(60)
+        failures: list[BaseException] = []
+
+        def save_all() -> None:
+            try:
+                for step in range(2, last + 1):
+                    ckpt.save(step, state_of(step), per_rank={"rank": step}).result(60)
+            except BaseException as error:
+                failures.append(error)
+
+        reader = fp._core.Root(os.fsencode(ckpt.directory), False)
+        saver = threading.Thread(target=save_all)
+        saver.start()
+        newest = 0
+        try:
+            while saver.is_alive():
+                found = _recovery.load_first(
+                    lambda: _recovery.candidates(reader, ckpt.directory, None), None, None
+                )
+                assert found is not None and found.step >= newest
+                newest = found.step
+                assert support.difference(found.state, state_of(newest)) == ""
+                assert found.per_rank == {"rank": newest}
+        finally:
+            saver.join()
+        assert failures == [] and ckpt.load().step == last
 
 
 # --- Retention ---

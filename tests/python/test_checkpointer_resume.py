@@ -21,7 +21,7 @@ from checkpoint_support import Training
 
 import fastpersist as fp
 
-KILLS = int(os.environ.get("FASTPERSIST_TEST_KILLS", "40"))
+KILLS = int(os.environ.get("FASTPERSIST_TEST_KILLS", "200"))
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pathlib
 import tempfile
@@ -95,6 +96,46 @@ def call_back(folder: str) -> None:
     assert [t.name for t in threading.enumerate()].count("fastpersist") == 0
 
 
+def hear_of_a_slow_save(folder: str, where: str) -> None:
+    """The device is held until progress was told of several times, and the commit was late."""
+    told: list[tuple[int, int]] = []
+    often = threading.Event()
+    late = threading.Event()
+
+    def progress(*numbers: int) -> None:
+        told.append(numbers)  # type: ignore[arg-type]
+        if len(told) >= 5:
+            often.set()
+
+    class Late(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "the commit of step 1 takes longer than" in record.getMessage():
+                late.set()
+
+    handler = Late(logging.WARNING)
+    logging.getLogger("fastpersist").addHandler(handler)
+    manifest = {"path": "manifest", "call": "openat"} if where == "commit" else {}
+    with support.open_run(folder, progress=progress, commit_timeout=0.05) as ckpt:
+        with held(folder, **manifest) as hold:  # type: ignore[arg-type]
+            ticket = ckpt.save(1, Training().state())
+            hold.reached()
+            assert often.wait(60)
+            if where == "commit":
+                assert late.wait(60)
+            assert late.is_set() is (where == "commit"), "only the commit has that limit"
+            hold.release()
+            ticket.result(60)
+    written = [done for done, _ in told]
+    assert written == sorted(written) and told[-1][0] == told[-1][1] == ticket.progress()[1]
+
+
+@pytest.mark.parametrize("where", ["write", "commit"])
+def test_progress_goes_on_while_the_device_does_not_and_a_late_commit_is_a_warning(
+    where: str, tmp_path: Any
+) -> None:
+    faults.run(hear_of_a_slow_save, str(tmp_path), where, shim=True)
+
+
 def wait_in_a_callback(folder: str, ckpt: fp.Checkpointer, training: Training) -> None:
     """A callback that waits for a save that comes after its own."""
     caught: list[BaseException] = []
@@ -137,7 +178,11 @@ def write_a_log(folder: str) -> None:
     assert [(line["step"], line["ok"]) for line in lines] == [(1, True), (2, False), (3, True)]
     assert "No space left" in lines[1]["error"]
     assert lines[2]["bytes"] == info.bytes and lines[2]["seconds"].keys() == info.seconds.keys()
-    assert lines[2]["totals"]["saves"] == 3 and lines[2]["totals"]["failed"] == 1
+    totals = lines[2]["totals"]
+    assert totals["saves"] == 3 and totals["failed"] == 1
+    assert totals["bytes"] == lines[0]["bytes"] + lines[2]["bytes"]
+    assert totals["stall_seconds"] == pytest.approx(sum(line["stall_seconds"] for line in lines))
+    assert [line["totals"]["saves"] for line in lines] == [1, 2, 3]
 
 
 def test_the_log_has_a_line_for_each_save(tmp_path: Any) -> None:

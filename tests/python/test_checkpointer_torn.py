@@ -8,6 +8,7 @@ comes last was not, and nothing can be committed before it is let go.
 from __future__ import annotations
 
 import copy
+import ctypes
 from typing import Any
 
 import checkpoint_support as support
@@ -203,6 +204,7 @@ WAYS: dict[str, Any] = {
     "data": lambda weight: weight.data.add_(1),
     "NumPy": _numpy,
     "DLPack": _dlpack,
+    "pointer": lambda weight: ctypes.memset(weight.data_ptr(), 7, 400),
     "storage fill": lambda weight: weight.untyped_storage().fill_(7),
     "resize": lambda weight: weight.untyped_storage().resize_(0),
     "share_memory": lambda weight: weight.untyped_storage().share_memory_(),
@@ -230,6 +232,53 @@ def test_a_write_past_the_counters_after_the_first_read_is_an_error(
     way: str, tmp_path: Any
 ) -> None:
     faults.run(change_past_the_counters, str(tmp_path), way, 1, shim=True)
+
+
+def change_a_moment_past_the_counters(folder: str) -> None:
+    training = Training()
+    with support.open_run(folder, verify_source="full") as ckpt:
+        ckpt.attach(training.optimizer)
+        with held(folder, 300_000) as hold:  # behind the first weight's moments
+            ticket = ckpt.save(1, training.state())
+            hold.reached()
+            training.optimizer.state[training.weights()[0]]["exp_avg"].data.add_(1)
+            hold.release()
+            error = support.failure(ticket)
+        assert type(error) is fp.StateChangedError, error
+        assert error.tensor == "['optim']['state'][0]['exp_avg']"
+        assert ckpt.all_steps() == []
+
+
+def test_a_moment_that_is_written_past_the_counters_is_an_error(tmp_path: Any) -> None:
+    faults.run(change_a_moment_past_the_counters, str(tmp_path), shim=True)
+
+
+def change_an_inference_tensor(folder: str) -> None:
+    """It has no version counter at all."""
+    with torch.inference_mode():
+        base: Any = torch.nn.Sequential(*(torch.nn.Linear(96, 96) for _ in range(8)))
+    assert base[1].weight.is_inference()
+    with support.open_run(folder, verify_source="full") as ckpt:
+        ckpt.attach(frozen=base)
+        with held(folder, 150_000) as hold:
+            ticket = ckpt.save(1, {"base": base.state_dict()})
+            hold.reached()
+            with torch.inference_mode():
+                base[1].weight.add_(1)
+            hold.release()
+            error = support.failure(ticket)
+        assert type(error) is fp.StateChangedError, error
+        assert error.tensor == "['base']['1.weight']"
+        with held(folder, 150_000) as hold:  # unchanged, it is no false alarm
+            ticket = ckpt.save(2, {"base": base.state_dict()})
+            hold.reached()
+            hold.release()
+            ticket.result(60)
+        assert ckpt.all_steps() == [2]
+
+
+def test_a_write_to_an_attached_inference_tensor_is_an_error(tmp_path: Any) -> None:
+    faults.run(change_an_inference_tensor, str(tmp_path), shim=True)
 
 
 @pytest.mark.parametrize("way", ["resize", "share_memory"])

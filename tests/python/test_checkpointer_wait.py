@@ -12,6 +12,7 @@ import faults_support as faults
 import pytest
 import torch
 from checkpoint_support import SMALL, Hold, Training, check_that_it_waits, held, large
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fastpersist as fp
 
@@ -168,6 +169,22 @@ def test_a_step_right_after_everything_was_read_is_no_false_alarm(tmp_path: Any)
     faults.run(step_after_all_was_read, str(tmp_path))
 
 
+def step_after_an_exception(folder: str) -> None:
+    """A batch that fails between a save and the step, as somebody may catch it."""
+    training = large()
+
+    def change(run: Training, _: Hold) -> None:
+        with pytest.raises(RuntimeError):
+            run.model(torch.randn(8, 97))
+        run.step()
+
+    check_that_it_waits(folder, training, change, lambda ckpt: ckpt.attach(training.optimizer))
+
+
+def test_an_exception_between_save_and_step_that_is_caught_changes_nothing(tmp_path: Any) -> None:
+    faults.run(step_after_an_exception, str(tmp_path), shim=True)
+
+
 # --- Closures ---
 
 
@@ -186,12 +203,45 @@ class Renamed(torch.optim.SGD):
     """Another name for a step of torch."""
 
 
+class Hooked(torch.optim.SGD):
+    """A hook of the user's changes its weights before the closure is called."""
+
+    def __init__(self, weights: Any, lr: float) -> None:
+        super().__init__(weights, lr=lr)
+        self.register_step_pre_hook(self.before)
+
+    def before(self, *_: Any) -> None:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for weight in group["params"]:
+                    weight.clamp_(-0.01, 0.01)
+
+
+class HookedPastTheCounters(Hooked):
+    def before(self, *_: Any) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.data.add_(0.01)
+
+
+class HookedForAll(torch.optim.SGD):
+    """The hook runs before the steps of every optimizer, and was there before any other."""
+
+    def __init__(self, weights: Any, lr: float) -> None:
+        super().__init__(weights, lr=lr)
+        hook: Any = HookedPastTheCounters.before
+        register_optimizer_step_pre_hook(hook)
+
+
 CLOSURES: dict[str, tuple[Any, bool]] = {
     "SGD": (torch.optim.SGD, True),
     "Adam": (torch.optim.Adam, True),
     "LBFGS": (torch.optim.LBFGS, True),
     "a subclass": (Renamed, True),
     "changes first": (SharpnessAware, False),
+    "hook": (Hooked, False),
+    "hook, data": (HookedPastTheCounters, False),
+    "hook of all": (HookedForAll, False),
 }
 
 
@@ -253,6 +303,65 @@ def save_inside(folder: str, where: str) -> None:
 @pytest.mark.parametrize("where", ["closure", "hook"])
 def test_a_save_inside_a_step_copies_everything(where: str, tmp_path: Any) -> None:
     faults.run(save_inside, str(tmp_path), where, shim=True)
+
+
+def save_in_another_thread(folder: str) -> None:
+    training = large(torch.optim.Adam, fused=True)
+    inside, saved = threading.Event(), threading.Event()
+
+    def closure() -> Any:
+        inside.set()
+        assert saved.wait(60)
+        return None
+
+    training.backward()
+    stepping = threading.Thread(target=lambda: training.optimizer.step(closure))
+    with support.open_run(folder, verify_source="full") as ckpt, held(folder) as hold:
+        ckpt.attach(training.optimizer)
+        stepping.start()
+        assert inside.wait(60)
+        before = training.values()
+        with faults.warnings_logged() as warnings:
+            ticket = ckpt.save(1, training.state())
+        assert [w for w in warnings if "in the thread that steps" in w], warnings
+        hold.reached()
+        saved.set()
+        stepping.join()  # its step is over, and the device has taken nothing
+        hold.release()
+        ticket.result(60)
+        assert support.difference(ckpt.load().state, before) == ""
+
+
+def test_a_save_beside_the_step_of_another_thread_copies_everything(tmp_path: Any) -> None:
+    faults.run(save_in_another_thread, str(tmp_path), shim=True)
+
+
+def step_in_another_thread(folder: str, which: str) -> None:
+    """A step that begins and ends while `save` looks at the state."""
+    training, other = large(torch.optim.Adam, fused=True), large(torch.optim.Adam, fused=True)
+    stepped = (training if which == "attached" else other).optimizer
+
+    class Steps:
+        def __reduce__(self) -> Any:
+            thread = threading.Thread(target=stepped.step)
+            thread.start()
+            thread.join()
+            return (int, (3,))
+
+    with support.open_run(folder, verify_source="full") as ckpt:
+        ckpt.attach(training.optimizer)
+        ticket = ckpt.save(1, {"begin": training.state(), "x": Steps()})
+        error = ticket.exception(60)
+        assert (type(error) is fp.StateChangedError) is (which == "attached"), error
+        assert ckpt.all_steps() == ([] if which == "attached" else [1])
+        ckpt.save(2, training.state()).result(60)
+
+
+@pytest.mark.parametrize("which", ["attached", "elsewhere"])
+def test_a_step_of_another_thread_that_begins_during_save_is_an_error_if_it_meets_the_memory(
+    which: str, tmp_path: Any
+) -> None:
+    faults.run(step_in_another_thread, str(tmp_path), which, shim=True)
 
 
 def save_after_a_step_that_raised(folder: str) -> None:
