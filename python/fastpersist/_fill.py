@@ -15,6 +15,7 @@ import torch
 from fastpersist._errors import CorruptCheckpointError, Error, StorageError
 from fastpersist._match import Fill, Plan
 from fastpersist._outline import Outline
+from fastpersist._tied import same_layout, span, which_differ
 
 STAGED_BYTES = 256 << 20
 """Intermediate copies at a time, or one storage if that is larger."""
@@ -27,32 +28,47 @@ _AFTERWARDS = (
 # --- Tensors here that share memory ---
 
 
-def settle_shared(plan: Plan, outline: Outline) -> list[str]:
-    """Leaves one fill for each memory. Names that others fill along; differences go to the plan."""
+def settle_shared(plan: Plan, outline: Outline, strict: bool = True) -> list[str]:
+    """Leaves one fill for each memory. Names that others fill along; differences go to the plan.
+
+    strict: no values are read and compared if the plan is going to be refused anyway.
+    """
     firsts: dict[Any, Fill] = {}
     kept: list[Fill] = []
-    along: list[str] = []
+    shared: list[tuple[Fill, Fill]] = []
     for fill in plan.fills:
         key = None if fill.target is None else _memory(fill.target)
         first = fill if key is None else firsts.setdefault(key, fill)
         if first is fill:
             kept.append(fill)
-        elif _same_in_file(first, fill, outline):
-            along.append(fill.name)
         else:
-            why = f"the memory of '{first.name}' here, but other values in the file"
-            plan.different.append((fill.name, why))
-    missing = []
+            shared.append((first, fill))
+    missing, left_out = [], []
     for name, value in plan.missing:
         # One of several names for one memory is enough: safetensors files hold no more.
         if isinstance(value, torch.Tensor) and _memory(value) in firsts:
-            along.append(name)
+            left_out.append(name)
         else:
             missing.append((name, value))
     plan.missing = missing
     plan.fills = kept
+    refused = strict and bool(missing or plan.unexpected or plan.different)
+    along = [] if refused or not shared else _fill_along(shared, plan, outline)
     _stage_overlaps(kept)
-    return along
+    return along + left_out
+
+
+def _fill_along(shared: list[tuple[Fill, Fill]], plan: Plan, outline: Outline) -> list[str]:
+    """Names of the second of each pair, where the file has the same values for both."""
+    sources = [
+        (a.source, b.source) for a, b in shared if a.source is not None and b.source is not None
+    ]
+    assert len(sources) == len(shared)
+    differ = which_differ(sources, outline)
+    for i in sorted(differ):
+        why = f"the memory of '{shared[i][0].name}' here, but other values in the file"
+        plan.different.append((shared[i][1].name, why))
+    return [fill.name for i, (_, fill) in enumerate(shared) if i not in differ]
 
 
 def _memory(tensor: torch.Tensor) -> Any:
@@ -69,48 +85,21 @@ def _memory(tensor: torch.Tensor) -> Any:
     return (tensor.device, address, tensor.shape, tensor.stride(), tensor.dtype, bits)
 
 
-def _same_in_file(a: Fill, b: Fill, outline: Outline) -> bool:
-    assert a.source is not None and b.source is not None
-    if a.source is b.source:
-        return True
-    if not outline.loaded:
-        views = [
-            (outline.locate(tensor), tensor.stride(), tensor.is_conj(), tensor.is_neg())
-            for tensor in (a.source, b.source)
-        ]
-        if views[0] == views[1]:
-            return True
-        outline.read([piece for fill in (a, b) if (piece := _piece(fill, outline, True))])
-    return torch.equal(_bytes(a.source), _bytes(b.source))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8)
-
-
 def _stage_overlaps(fills: list[Fill]) -> None:
     """Tensors here that share part of their memory are filled one after another, by copying."""
     spans = []
     for fill in fills:
         if fill.target is not None and fill.target.numel() and not fill.target.is_meta:
             start = fill.target.data_ptr()
-            spans.append((str(fill.target.device), start, start + _span(fill.target), fill))
-    spans.sort(key=lambda span: span[:3])
+            device = "cpu" if fill.target.is_cpu else str(fill.target.device)
+            spans.append((device, start, start + span(fill.target), fill))
+    spans.sort(key=lambda one: one[:3])
     reach: tuple[str, int, Fill] | None = None
     for device, start, end, fill in spans:
         if reach is not None and reach[0] == device and start < reach[1]:
             fill.staged = reach[2].staged = True
         if reach is None or reach[0] != device or end > reach[1]:
             reach = (device, end, fill)
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """Bytes from the first to the last element. Precondition: not empty."""
-    if tensor.is_contiguous():
-        return tensor.numel() * tensor.element_size()
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return (1 + sum((size - 1) * step for size, step in steps)) * tensor.element_size()
 
 
 # --- Reading ---
@@ -154,7 +143,7 @@ def _piece(fill: Fill, outline: Outline, staged: bool) -> tuple[int, int, int, i
     memory = source if staged or fill.target is None else fill.target
     if memory is source:
         outline.allocate(source)
-    return (*place, _span(source), memory.data_ptr())
+    return (*place, span(source), memory.data_ptr())
 
 
 def _must_copy(fill: Fill) -> bool:
@@ -163,27 +152,11 @@ def _must_copy(fill: Fill) -> bool:
         return False
     return (
         fill.staged
-        or target.device.type != "cpu"
-        or not _same_layout(target, source)
+        or not target.is_cpu
+        or not same_layout(target, source)
         or _has_lazy_bits(target)
         or _has_lazy_bits(source)
     )
-
-
-def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether both are runs of bytes in the same order (two channels_last tensors, say)."""
-    if a.is_contiguous() and b.is_contiguous():
-        return True
-    return a.stride() == b.stride() and _is_dense(a)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    run = 1
-    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and step != run:
-            return False
-        run *= size
-    return True
 
 
 def _has_lazy_bits(tensor: torch.Tensor) -> bool:
@@ -206,7 +179,7 @@ class _Filler:
             self.bytes += fill.source.numel() * fill.source.element_size()
             if _must_copy(fill):
                 fill.staged = True
-                self._staged_bytes += _span(fill.source) if fill.source.numel() else 0
+                self._staged_bytes += span(fill.source) if fill.source.numel() else 0
         self._fills.extend(group)
         if self._staged_bytes > STAGED_BYTES:
             self.flush()

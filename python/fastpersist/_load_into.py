@@ -27,7 +27,8 @@ class LoadReport:
     missing: tuple[str, ...]
     """In the state and not in the file: as they were."""
     unexpected: tuple[str, ...]
-    """In the file and not in the state: not used."""
+    """In the file and not in the state: not used. Containers that stand in themselves, or over and
+    over again, are named as one from some place on."""
     different: tuple[tuple[str, str], ...]
     """In both, but of another type, shape or kind, and how they differ: as they were."""
     values_set: int
@@ -73,6 +74,8 @@ def load_into(
     Tensors on the CPU that are contiguous here and in the file are read into directly. Others (on
     devices, strided, overlapping) go through a copy, 256 MiB at a time or one storage. Types are
     never converted. Plain values in dicts and lists are replaced once all tensors are good.
+    Tensors that are one memory here and two in the file have to be equal there: the two are
+    compared before anything is overwritten, 256 MiB at a time.
 
     Returns: a `LoadReport`.
 
@@ -99,7 +102,7 @@ def fill_from(sketch: Outline, state: Any, f: Any, strict: bool, operation: str)
 
     plan = _match.match(state, sketch.object)
     sketch.object = None  # what is not needed goes back as it is used
-    along = _fill.settle_shared(plan, sketch)
+    along = _fill.settle_shared(plan, sketch, strict)
     if strict:
         _refuse(plan, f, operation)
     names = [fill.name for fill in plan.fills]

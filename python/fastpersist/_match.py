@@ -10,13 +10,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence
+from collections.abc import Mapping, MutableMapping, MutableSequence
 from typing import Any
 
 import torch
 
-from fastpersist._errors import ArgumentError
-from fastpersist._outline import PLAIN_TENSORS, leaves
+from fastpersist._contents import Contents, is_sequence, join, shown
+from fastpersist._contents import is_stateful as is_stateful
+from fastpersist._errors import ArgumentError, MismatchError
+from fastpersist._outline import PLAIN_TENSORS
 
 _ABSENT = object()
 # A scheduler ignores an empty state, and a scaler (one that was disabled saves it) refuses it late.
@@ -74,41 +76,10 @@ def match(state: Any, found: Any) -> Plan:
     return matcher.plan
 
 
-def is_stateful(obj: Any) -> bool:
-    """Whether it saves and restores itself, as modules, optimizers and schedulers do."""
-    if isinstance(obj, type):
-        return False
-    methods = (getattr(obj, name, None) for name in ("state_dict", "load_state_dict"))
-    return all(callable(method) for method in methods)
-
-
-def _join(name: str, key: Any) -> str:
-    return f"{name}.{key}" if name else str(key)
-
-
-def _is_sequence(obj: Any) -> bool:
-    return isinstance(obj, list | tuple) and not isinstance(obj, torch.Size)
-
-
 def _kind(obj: Any) -> str:
     if isinstance(obj, torch.Tensor):
         return "a tensor"
     return "None" if obj is None else type(obj).__name__
-
-
-def _holds_tensors(obj: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in leaves(obj))
-
-
-def _is_one_value(items: list[Any]) -> bool:
-    """Whether a list has neither dicts, tensors nor objects in it, such as a history of losses."""
-    for item in items:
-        if isinstance(item, list | tuple):
-            if not _is_one_value(list(item)):
-                return False
-        elif isinstance(item, Mapping | torch.Tensor) or is_stateful(item):
-            return False
-    return True
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -138,34 +109,30 @@ def tensor_problem(here: torch.Tensor, there: Any) -> str:
         return "on the meta device in the file, so it has no data there"
     if here.is_meta and not there.is_meta:
         return "on the meta device here, so it has no memory to fill; use to_empty first"
-    if any(step == 0 and size > 1 for step, size in zip(here.stride(), here.shape, strict=True)):
+    if not here.is_contiguous() and _is_expanded(here):
         return "expanded here: its elements share memory"
     return ""
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    steps = zip(tensor.stride(), tensor.shape, strict=True)
+    return any(step == 0 and size > 1 for step, size in steps)
 
 
 class _Matcher:
     def __init__(self) -> None:
         self.plan = Plan()
+        self._contents = Contents()
+        self._merged: dict[tuple[int, int], Any] = {}  # in one state for one object
 
     def _differ(self, name: str, why: str) -> None:
         self.plan.different.append((name or "the whole state", why))
 
-    def _names(self, obj: Any, name: str) -> Iterator[tuple[str, Any]]:
-        """Names and values of all leaves; of empty containers and objects as well."""
-        if isinstance(obj, Mapping) and obj and not is_stateful(obj):
-            for key, value in obj.items():
-                yield from self._names(value, _join(name, key))
-        elif _is_sequence(obj) and obj and not (isinstance(obj, list) and _is_one_value(obj)):
-            for index, value in enumerate(obj):
-                yield from self._names(value, _join(name, index))
-        else:
-            yield name, obj
-
     def _miss(self, here: Any, name: str) -> None:
-        self.plan.missing.extend(self._names(here, name))
+        self.plan.missing.extend(self._contents.names(here, name))
 
     def _surprise(self, there: Any, name: str) -> None:
-        self.plan.unexpected.extend(found for found, _ in self._names(there, name))
+        self.plan.unexpected.extend(found for found, _ in self._contents.names(there, name))
 
     def entry(self, here: Any, there: Any, name: str, slot: tuple[Any, Any] | None) -> None:
         """Any value. slot: the container and key where a plain one can be replaced."""
@@ -175,7 +142,7 @@ class _Matcher:
             self._object(here, there, name)
         elif isinstance(here, Mapping):
             self._mapping(here, there, name)
-        elif _is_sequence(here):
+        elif is_sequence(here):
             self._sequence(here, there, name)
         else:
             self._value(here, there, name, slot)
@@ -190,41 +157,50 @@ class _Matcher:
     def _mapping(self, here: Mapping[Any, Any], there: Any, name: str) -> None:
         if not isinstance(there, Mapping):
             return self._differ(name, f"{_kind(here)} here, {_kind(there)} in the file")
+        if not self._contents.opens(here, there):
+            return None
         mutable = isinstance(here, MutableMapping)
         for key, value in here.items():
-            place = _join(name, key)
+            place = join(name, key)
             if key in there:
                 self.entry(value, there[key], place, (here, key) if mutable else None)
             else:
                 self._miss(value, place)
         for key, value in there.items():
             if key not in here:
-                self._surprise(value, _join(name, key))
+                self._surprise(value, join(name, key))
         return None
 
     def _sequence(self, here: Any, there: Any, name: str) -> None:
-        if not _is_sequence(there) or isinstance(here, list) != isinstance(there, list):
+        if not is_sequence(there) or isinstance(here, list) != isinstance(there, list):
             return self._differ(name, f"{_kind(here)} here, {_kind(there)} in the file")
-        if isinstance(here, list) and _is_one_value(here) and not _holds_tensors(there):
+        if (
+            isinstance(here, list)
+            and self._contents.is_one_value(here)
+            and not self._contents.holds_tensors(there)
+        ):
             self.plan.values.append((here, None, there))
+            return None
+        if not self._contents.opens(here, there):
             return None
         mutable = isinstance(here, MutableSequence)
         for index, (mine, theirs) in enumerate(zip(here, there, strict=False)):
-            self.entry(mine, theirs, _join(name, index), (here, index) if mutable else None)
+            self.entry(mine, theirs, join(name, index), (here, index) if mutable else None)
         for index in range(len(there), len(here)):
-            self._miss(here[index], _join(name, index))
+            self._miss(here[index], join(name, index))
         for index in range(len(here), len(there)):
-            self._surprise(there[index], _join(name, index))
+            self._surprise(there[index], join(name, index))
         return None
 
     def _value(self, here: Any, there: Any, name: str, slot: tuple[Any, Any] | None) -> None:
         unset = here is None or there is None
-        if (not unset and type(here) is not type(there)) or _holds_tensors(there):
+        if (not unset and type(here) is not type(there)) or self._contents.holds_tensors(there):
             self._differ(name, f"{_kind(here)} here, {_kind(there)} in the file")
         elif slot is not None:
             self.plan.values.append((*slot, there))
         elif not _equal(here, there):
-            self._differ(name, f"{here!r} here, {there!r} in the file, in what cannot be changed")
+            why = f"{shown(here)} here, {shown(there)} in the file, in what cannot be changed"
+            self._differ(name, why)
 
     # --- Objects with state_dict and load_state_dict ---
 
@@ -263,7 +239,7 @@ class _Matcher:
         extra = False
         may_lack = _added_later(owner, getattr(there, "_metadata", None))
         for key, value in here.items():
-            place = _join(name, key)
+            place = join(name, key)
             if key not in there:
                 if key not in may_lack:
                     self._miss(value, place)
@@ -275,7 +251,7 @@ class _Matcher:
                 state[key] = self._merge(value, there[key], place, may_change=True)
         for key, value in there.items():
             if key not in here:
-                self._surprise(value, _join(name, key))
+                self._surprise(value, join(name, key))
         if (metadata := getattr(there, "_metadata", None)) is not None:
             state._metadata = metadata  # type: ignore[attr-defined]
         needed = extra or not _only_copies(owner)
@@ -289,34 +265,54 @@ class _Matcher:
             if not isinstance(groups, list) or not all(isinstance(g, Mapping) for g in groups):
                 return None
             lists = [group.get("params") for group in groups]
-            return [len(ids) for ids in lists if _is_sequence(ids)]
+            return [len(ids) for ids in lists if is_sequence(ids)]
 
         mine, theirs = sizes(here), sizes(there)
         if mine != theirs:
             found = "none" if theirs is None else f"of {theirs}"
             why = f"groups of {mine} parameters here, {found} in the file"
-            self._differ(_join(name, "param_groups"), why)
+            self._differ(join(name, "param_groups"), why)
         if isinstance(here.get("state"), Mapping) and not isinstance(there.get("state"), Mapping):
             found = _kind(there["state"]) if "state" in there else "nothing"
-            self._differ(_join(name, "state"), f"dict here, {found} in the file")
+            self._differ(join(name, "state"), f"dict here, {found} in the file")
 
     def _merge(self, here: Any, there: Any, name: str, may_change: bool) -> Any:
         """What load_state_dict gets: the file's state with the tensors that exist already in it.
 
         may_change: a tensor of another shape or type is for the object to judge.
         """
+        self._merged.clear()
+        try:
+            return self._merge_part(here, there, name, may_change)
+        except RecursionError:
+            why = "nested too deeply or contains itself in the file"
+            name = name or "the whole state"
+            message = f"load_into failed: '{name}' is {why}, so no object can be given it"
+            raise MismatchError(
+                f"{message}; nothing was touched", different=[(name, why)]
+            ) from None
+
+    def _merge_part(self, here: Any, there: Any, name: str, may_change: bool) -> Any:
         if isinstance(there, torch.Tensor):
             return self._merge_tensor(here, there, name, may_change)
-        if isinstance(there, Mapping) and (_holds_tensors(there) or _holds_tensors(here)):
+        holds_tensors = self._contents.holds_tensors
+        holds_any = holds_tensors(there)
+        is_mapping = isinstance(there, Mapping)
+        pair = (id(here), id(there))
+        if holds_any and not self._contents.opens(here, there) and pair in self._merged:
+            return self._merged[pair]
+        if is_mapping and (holds_any or holds_tensors(here)):
             merged: Any = copy.copy(there)
             entries = here if isinstance(here, Mapping) else {}
             for key, value in there.items():
-                place = _join(name, key)
-                merged[key] = self._merge(entries.get(key, _ABSENT), value, place, may_change)
-        elif _is_sequence(there) and _holds_tensors(there):
-            mine = here if _is_sequence(here) else ()
+                mine = entries.get(key, _ABSENT)
+                merged[key] = self._merge_part(mine, value, join(name, key), may_change)
+        elif holds_any and is_sequence(there):
+            mine = here if is_sequence(here) else ()
             items = [
-                self._merge(mine[i] if i < len(mine) else _ABSENT, item, _join(name, i), may_change)
+                self._merge_part(
+                    mine[i] if i < len(mine) else _ABSENT, item, join(name, i), may_change
+                )
                 for i, item in enumerate(there)
             ]
             plain = isinstance(there, list) or not hasattr(there, "_fields")
@@ -325,6 +321,8 @@ class _Matcher:
             merged = there
             self.plan.given_values += 1
         self._miss_tensors(here, merged, name)
+        if holds_any:
+            self._merged[pair] = merged
         return merged
 
     def _merge_tensor(self, here: Any, there: torch.Tensor, name: str, may_change: bool) -> Any:
@@ -343,8 +341,8 @@ class _Matcher:
         if not isinstance(here, Mapping) or not isinstance(merged, Mapping):
             return
         for key, value in here.items():
-            if key not in merged and _holds_tensors(value):
-                self._miss(value, _join(name, key))
+            if key not in merged and self._contents.holds_tensors(value):
+                self._miss(value, join(name, key))
                 if isinstance(merged, MutableMapping):
                     merged[key] = value
 
@@ -374,7 +372,7 @@ def _added_later(module: torch.nn.Module, metadata: Any) -> set[str]:
             about = metadata.get(place, {}) if isinstance(metadata, Mapping) else {}
             version = about.get("version") if isinstance(about, Mapping) else None
             if version is None or version < 2:  # the version of the module's part of the state
-                names.add(_join(place, "num_batches_tracked"))
+                names.add(join(place, "num_batches_tracked"))
     return names
 
 
