@@ -45,9 +45,9 @@ inline constexpr std::chrono::nanoseconds kForever = std::chrono::nanoseconds::m
 
 struct CheckpointerOptions {
   /// Checkpoints that stay, at least 1. Default: all.
-  std::optional<std::uint64_t> keep_last = {};
+  std::optional<std::uint64_t> keep_last;
   /// Besides: steps divisible by it, at least 1.
-  std::optional<std::uint64_t> keep_every = {};
+  std::optional<std::uint64_t> keep_every;
   VerifySource verify = VerifySource::kSample;
   /// Bytes of memory for copies of what is not read in place; touched as needed, and kept.
   std::uint64_t memory = std::uint64_t{512} << 20;
@@ -58,7 +58,7 @@ struct CheckpointerOptions {
 struct SaveRequest {
   /// Names in the state whose memory is read where it lies: it must neither change nor go away
   /// until the ticket's WaitReleased. Memory of which another name is not among them is copied.
-  std::vector<std::string> live = {};
+  std::vector<std::string> live;
   std::string metadata = "{}";  ///< Text of a JSON object, kept with the checkpoint.
 };
 

@@ -237,9 +237,10 @@ Checkpointer::~Checkpointer() { LetGo(); }
 void Checkpointer::LetGo() {
   if (impl_ == nullptr) return;
   if (impl_->owner == ::getpid()) {
-    (void)Close();
+    [[maybe_unused]] const auto closed = Close();  // a destructor has nobody to tell
   } else {
-    (void)impl_.release();  // leaked on purpose: its threads and locks are the parent's
+    // Leaked on purpose: its threads and locks are the parent's.
+    [[maybe_unused]] const auto* leaked = impl_.release();
   }
 }
 

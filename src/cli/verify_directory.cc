@@ -111,8 +111,11 @@ class Verifier {
       auto file = checkpoint::OpenedFile::Open(path);
       // Its bytes are compared all the same.
       if (!file && file.error().code == ErrorCode::kStorage) return std::unexpected(file.error());
-      if (file) opened = *std::move(file);
-      if (!file) findings_.damages.push_back(file.error());
+      if (file) {
+        opened = *std::move(file);
+      } else {
+        findings_.damages.push_back(file.error());
+      }
     }
     const std::size_t before = findings_.damages.size();
     auto crc = opened != nullptr ? ReadWithRecords(*opened) : ReadBytes(path);

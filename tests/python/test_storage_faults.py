@@ -369,7 +369,9 @@ def shrink_while_reading(engine: str, folder: str) -> None:
                 read()
             except fp.CorruptCheckpointError as error:
                 assert path in str(error) and "longer when it was opened" in str(error), error
-                assert error.offset is not None and at // 2 - 4096 <= error.offset <= at, error
+                # Another thread may meet the end first, farther behind.
+                assert error.offset is not None, error
+                assert at // 2 - 4096 <= error.offset < len(whole), error
                 assert error.partially_restored == (name == "load_into")
             else:
                 raise AssertionError(f"{name} did not fail")
