@@ -43,12 +43,13 @@ enum class VerifySource : std::uint8_t {
 /// A wait without an end.
 inline constexpr std::chrono::nanoseconds kForever = std::chrono::nanoseconds::max();
 
+/// How a Checkpointer saves, and which checkpoints it keeps.
 struct CheckpointerOptions {
   /// Checkpoints that stay, at least 1. Default: all.
   std::optional<std::uint64_t> keep_last;
   /// Besides: steps divisible by it, at least 1.
   std::optional<std::uint64_t> keep_every;
-  VerifySource verify = VerifySource::kSample;
+  VerifySource verify = VerifySource::kSample;  ///< Of the live memory, once it was read.
   /// Bytes of memory for copies of what is not read in place; touched as needed, and kept.
   std::uint64_t memory = std::uint64_t{512} << 20;
   Options options = {};  ///< How files are written. sync and atomic are always on.
@@ -66,13 +67,13 @@ struct SaveRequest {
 /// Checkpointer. In a forked child waits return false at once.
 class FASTPERSIST_EXPORT Ticket {
  public:
-  [[nodiscard]] std::uint64_t step() const;
+  [[nodiscard]] std::uint64_t step() const;  ///< As it was saved.
   /// Waits until all live memory may be changed; copies meanwhile, as far as there is memory for
   /// it, what was not read yet. False: the timeout passed, the memory is still being read.
   [[nodiscard]] bool WaitReleased(std::chrono::nanoseconds timeout = kForever);
   /// Waits until the checkpoint is committed, or the save failed. False: the timeout passed.
   [[nodiscard]] bool Wait(std::chrono::nanoseconds timeout = kForever) const;
-  [[nodiscard]] bool Done() const;
+  [[nodiscard]] bool Done() const;  ///< Whether Wait would return at once.
   /// Waits for it. SaveInfo::path is the checkpoint's directory. Errors: kStorage; kStateChanged
   /// when live memory changed; kAbandoned. With the operation "sync the directory" the checkpoint
   /// may be in place; otherwise the older ones are as they were.
@@ -80,9 +81,8 @@ class FASTPERSIST_EXPORT Ticket {
   /// Gives the save up, and all memory back: when the storage hangs, say. It fails with kAbandoned
   /// unless it is being committed already.
   void Abandon(std::string_view reason);
-  /// Bytes that the storage took so far, and bytes in all.
-  [[nodiscard]] std::uint64_t bytes_written() const;
-  [[nodiscard]] std::uint64_t bytes() const;
+  [[nodiscard]] std::uint64_t bytes_written() const;  ///< That the storage took so far.
+  [[nodiscard]] std::uint64_t bytes() const;          ///< In all.
 
  private:
   friend class Checkpointer;
@@ -118,8 +118,8 @@ class FASTPERSIST_EXPORT Checkpointer {
   /// cannot work.
   [[nodiscard]] static Result<Checkpointer> Open(const std::filesystem::path& directory,
                                                  const CheckpointerOptions& options = {});
-  Checkpointer(Checkpointer&&) noexcept;
-  Checkpointer& operator=(Checkpointer&&) noexcept;
+  Checkpointer(Checkpointer&&) noexcept;             ///< The other one can only be destroyed.
+  Checkpointer& operator=(Checkpointer&&) noexcept;  ///< Closes this one first.
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
   /// As Close, and nobody is told of errors. Nothing in a forked child.

@@ -49,7 +49,7 @@ struct ValueInfo {
 
 /// Where Read puts one tensor.
 struct ReadTarget {
-  std::string_view name;
+  std::string_view name;             ///< TensorInfo::name.
   std::span<std::byte> destination;  ///< Exactly TensorInfo::bytes.
 };
 
@@ -73,24 +73,25 @@ struct Verification {
   std::vector<Error> damages;           ///< Empty: all good. At most 1,000 are listed.
   std::uint64_t checked_records = 0;    ///< Whose checksum was compared.
   std::uint64_t unchecked_records = 0;  ///< Read, but the format has no checksum (safetensors).
-  ReadInfo info;
+  ReadInfo info;                        ///< How it was read.
 };
 
 /// An open checkpoint file. Cheap to move. Thread-safe: any number of threads may read at once. The
 /// file must not be changed meanwhile; one that is replaced by a rename stays readable.
 class FASTPERSIST_EXPORT File {
  public:
-  File(File&&) noexcept;
-  File& operator=(File&&) noexcept;
+  File(File&&) noexcept;             ///< The other one can only be destroyed.
+  File& operator=(File&&) noexcept;  ///< Closes this one first.
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   ~File();
 
-  [[nodiscard]] const std::string& path() const;
-  [[nodiscard]] std::uint64_t size() const;  ///< Of the file, in bytes.
-  [[nodiscard]] Format format() const;
+  [[nodiscard]] const std::string& path() const;  ///< As it was opened.
+  [[nodiscard]] std::uint64_t size() const;       ///< Of the file, in bytes.
+  [[nodiscard]] Format format() const;            ///< By its contents, whatever its name.
   /// In the order of the state; names are unique.
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const;
+  /// What is no tensor, likewise.
   [[nodiscard]] const std::vector<ValueInfo>& values() const;
   /// safetensors only.
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
