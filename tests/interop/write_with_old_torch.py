@@ -16,6 +16,7 @@ import shutil
 import sys
 import warnings
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,11 @@ def sparse() -> Any:
     return torch.eye(4).to_sparse()
 
 
-STATES = (dtypes, views, shapes, channels_last, training, parameters, containers, many, sparse)
+STATES: tuple[Callable[[], Any], ...] = (
+    dtypes, views, shapes, channels_last, training, parameters, containers, many,
+)  # fmt: skip
+if int(torch.__version__.split(".")[0]) >= 2:  # which rebuilds sparse tensors from other parts
+    STATES += (sparse,)
 
 
 def main() -> None:
