@@ -6,11 +6,14 @@ from __future__ import annotations
 import importlib.util
 import mmap
 import os
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastpersist import _core, _log
 from fastpersist._errors import ArgumentError, CorruptCheckpointError, UnsupportedFileError
 from fastpersist._open import numpy_type
+
+_Memory: TypeAlias = "_core.Arena | _Mapping"
+"""What the file was read into, or is mapped to."""
 
 
 def load(
@@ -25,19 +28,19 @@ def load(
     make = _torch_tensor if importlib.util.find_spec("torch") else _numpy_array
     device = _device(map_location)
     storages = file.storages()
-    arena: _core.Arena | _Mapping
+    memory: _Memory
     if to_map is not None:
-        arena = _Mapping(to_map, max((at + size for _, at, size in storages), default=0))
+        memory = _Mapping(to_map, max((at + size for _, at, size in storages), default=0))
     else:
-        arena = file.read_all(options)
+        memory = file.read_all(options)
         if file.info["warning"]:
             _log.warn_once(file.info["warning"])
     made = {}
     for name, dtype, shape, _, storage, _, size, *_ in file.tensors():
         assert storage is not None  # the format has no meta tensors
-        made[name] = make(name, dtype, shape, arena, storages[storage][1], size)
-    if isinstance(arena, _core.Arena):
-        arena.let_go()
+        made[name] = make(name, dtype, shape, memory, storages[storage][1], size)
+    if isinstance(memory, _core.Arena):
+        memory.let_go()
     if device is not None:
         made = {name: tensor.to(device) for name, tensor in made.items()}
     return made
@@ -77,12 +80,7 @@ def _device(map_location: Any) -> Any:
 
 
 def _torch_tensor(
-    name: str,
-    dtype: str,
-    shape: tuple[int, ...],
-    arena: _core.Arena | _Mapping,
-    offset: int,
-    size: int,
+    name: str, dtype: str, shape: tuple[int, ...], memory: _Memory, offset: int, size: int
 ) -> Any:
     import torch
 
@@ -94,7 +92,7 @@ def _torch_tensor(
     if size == 0:
         return torch.empty(shape, dtype=kind, device="cpu")  # whatever the default device is
     # Through bytes: a copy is needed where the elements do not lie on multiples of their size.
-    tensor = torch.frombuffer(arena.view(offset, size), dtype=torch.uint8)
+    tensor = torch.frombuffer(memory.view(offset, size), dtype=torch.uint8)
     if offset % kind.itemsize:
         tensor = tensor.clone()
     made = torch.empty(0, dtype=kind, device="cpu")
@@ -103,12 +101,7 @@ def _torch_tensor(
 
 
 def _numpy_array(
-    name: str,
-    dtype: str,
-    shape: tuple[int, ...],
-    arena: _core.Arena | _Mapping,
-    offset: int,
-    size: int,
+    name: str, dtype: str, shape: tuple[int, ...], memory: _Memory, offset: int, size: int
 ) -> Any:
     import numpy
 
@@ -116,5 +109,5 @@ def _numpy_array(
     if size == 0:
         return numpy.empty(shape, dtype=kind)
     # NumPy objects keep their buffer alive; it does not matter how they are aligned.
-    flat = numpy.frombuffer(arena.view(offset, size), dtype=kind)  # type: ignore[arg-type]
+    flat = numpy.frombuffer(memory.view(offset, size), dtype=kind)  # type: ignore[arg-type]
     return flat.reshape(shape)
