@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One line on stderr that shows how far a long command has come. Only on a terminal, and only once
-// the command has taken a second; everything else sees nothing of it.
+// the command has taken a second or begins what is known to take long; everything else sees nothing
+// of it.
 #pragma once
 
 #include <chrono>
