@@ -27,9 +27,11 @@ class Options:
     block_bytes: int | None = None
     """Bytes per write, a multiple of 4096. Default 4 MiB."""
     queue_depth: int | None = None
-    """Transfers in flight, 1 to 256. Default 8; 2 when reading."""
+    """Transfers in flight, 1 to 256. Default 8; 2 when reading where the processor copies
+    (loop devices, memory used as a disk, no direct I/O)."""
     staging_bytes: int | None = None
-    """Page-locked staging memory. Default 64 MiB, 12 MiB when reading; kept between saves."""
+    """Page-locked staging memory. Default 64 MiB; when reading, one block more than are in
+    flight. Kept between saves."""
     direct: bool = True
     """Bypass the page cache where the file system can."""
     sync: bool = True

@@ -63,6 +63,12 @@ class DataFile {
   [[nodiscard]] bool fell_back() const { return fell_back_; }
   /// Not direct, because most of it is in memory already.
   [[nodiscard]] bool cached() const { return cached_; }
+  /// How many blocks are best in flight.
+  [[nodiscard]] unsigned Depth() const {
+    if (cached_) return kCopyThreads;
+    const bool copied = !limits_.direct || files_.ProcessorCopies(fd_);
+    return copied ? kCopiedDepth : kDefaultDepth;
+  }
   [[nodiscard]] int LeaveDirect() const { return files_.SetDirect(fd_, false); }
 
  private:
@@ -87,7 +93,7 @@ class ReadAttempt {
     const DataFile data(file_, options_, *environment_.files);
     const plan::DeviceLimits& limits = data.limits();
     const std::uint64_t span = wanted.empty() ? 0 : wanted.back().end - wanted.front().begin;
-    const unsigned depth = options_.queue_depth.value_or(data.cached() ? kCopyThreads : kReadDepth);
+    const unsigned depth = options_.queue_depth.value_or(data.Depth());
     // One more than are in flight: it is looked at meanwhile.
     const std::uint64_t staging_bytes = std::min(
         (std::uint64_t{depth} + 1) * options_.block_bytes.value_or(kDefaultBlock), kDefaultStaging);

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/unique_fd.h"
+#include "file/device_kind.h"
 #include "file/device_limits.h"
 #include "file/page_cache.h"
 
@@ -138,6 +139,11 @@ plan::DeviceLimits FileOps::ReadLimits(int fd) const { return ProbeReadLimits(fd
 
 double FileOps::CachedShare(int fd, std::uint64_t size) const {
   return file::CachedShare(fd, size);
+}
+
+bool FileOps::ProcessorCopies(int fd) const {
+  struct stat status{};
+  return ::fstat(fd, &status) == 0 && file::ProcessorCopies(status.st_dev);
 }
 
 const FileOps& RealFileOps() {

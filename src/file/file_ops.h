@@ -49,6 +49,8 @@ class FileOps {
   virtual plan::DeviceLimits ReadLimits(int fd) const;
   /// How much of a file of that size lies in the page cache, 0 to 1; see page_cache.h.
   virtual double CachedShare(int fd, std::uint64_t size) const;
+  /// Whether the processor copies what is read from this file's device; see ProcessorCopies.
+  virtual bool ProcessorCopies(int fd) const;
   virtual int MakeDirectory(int directory, const char* name, mode_t mode) const;
   /// Only an empty one.
   virtual int RemoveDirectory(int directory, const char* name) const;

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/buffer_sizes.h"
 #include "testing/aligned_memory.h"
 #include "testing/faulty_engine.h"
 #include "testing/faulty_files.h"
@@ -210,6 +211,36 @@ TEST_F(ReadRangesTest, DevicesWithOddAlignmentsAreObeyed) {
       EXPECT_TRUE(info->direct);
       ASSERT_FALSE(HasFailure()) << "offset " << offset << ", memory " << memory;
     }
+  }
+}
+
+// Files on a device that is said to be of one kind or the other, and never in the page cache.
+class FilesOnDevice final : public file::FileOps {
+ public:
+  explicit FilesOnDevice(bool processor_copies) : processor_copies_(processor_copies) {}
+  bool ProcessorCopies(int /*fd*/) const override { return processor_copies_; }
+  double CachedShare(int /*fd*/, std::uint64_t /*size*/) const override { return 0; }
+
+ private:
+  bool processor_copies_;
+};
+
+TEST_F(ReadRangesTest, FewBlocksAreInFlightOnlyWhereTheProcessorCopies) {
+  for (const bool copies : {true, false}) {
+    const FilesOnDevice files(copies);
+    unsigned asked = 0;
+    const Environment environment{
+        .files = &files,
+        .make_engine = [&](Engine kind, unsigned depth) -> Result<std::unique_ptr<IoEngine>> {
+          asked = depth;
+          return engine::MakeEngine(kind, depth);
+        }};
+    const auto info = ReadAll({.engine = Engine::kThreads}, environment);
+    ASSERT_TRUE(info) << info.error().Message();
+    if (!info->direct) GTEST_SKIP() << "skipped: this directory takes no direct I/O";
+    EXPECT_EQ(asked, copies ? kCopiedDepth : kDefaultDepth);
+    ASSERT_TRUE(ReadAll({.engine = Engine::kThreads, .queue_depth = 5}, environment));
+    EXPECT_EQ(asked, 5U);
   }
 }
 
