@@ -4,6 +4,8 @@
 Where torch is imported before this package, so are these, rather than in the first call.
 """
 
+import contextlib
+
 from fastpersist import _attached as _attached
 from fastpersist import _capture as _capture
 from fastpersist import _delegate as _delegate
@@ -14,3 +16,6 @@ from fastpersist import _rebuild as _rebuild
 from fastpersist import _restore as _restore
 from fastpersist import _snapshot as _snapshot
 from fastpersist import _wait_point as _wait_point
+
+with contextlib.suppress(ImportError):  # torch before 2.6
+    from torch.utils.serialization import config as _config  # noqa: F401

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <system_error>
+#include <utility>
 
 #include "base/signals_blocked.h"
 
@@ -24,8 +25,14 @@ constexpr std::uint64_t kStep = std::uint64_t{8} << 20;
 }  // namespace
 
 Prefault::Prefault(std::span<std::byte> memory, std::uint64_t ahead)
-    : memory_(memory), ahead_(ahead) {
-  if (memory.size() < std::max(kLeast, ahead)) return;
+    : memory_(memory), ahead_(ahead), to_be_started_(memory.size() >= std::max(kLeast, ahead)) {}
+
+void Prefault::Reached(std::uint64_t offset) {
+  reached_.store(offset, std::memory_order_relaxed);
+  if (std::exchange(to_be_started_, false)) Start();
+}
+
+void Prefault::Start() {
   const base::SignalsBlocked blocked;
   try {
     thread_ = std::jthread([this](const std::stop_token& stop) { Work(stop); });

@@ -18,8 +18,8 @@ namespace fastpersist::memory {
 
 class Prefault {
  public:
-  /// Begins ahead bytes into the memory: nearer ones the reads get to first. Small memory is left
-  /// to them altogether. The memory must outlive this object.
+  /// Clears from ahead bytes into the memory on: nearer ones the reads get to first. Small memory is
+  /// left to them altogether. The memory must outlive this object.
   Prefault(std::span<std::byte> memory, std::uint64_t ahead);
   Prefault(const Prefault&) = delete;
   Prefault& operator=(const Prefault&) = delete;
@@ -28,14 +28,18 @@ class Prefault {
   /// Stops the thread and waits for it.
   ~Prefault() = default;
 
-  /// The reads have come this far; pages up to ahead bytes further are not worth the trouble.
-  void Reached(std::uint64_t offset) { reached_.store(offset, std::memory_order_relaxed); }
+  /// The reads have come this far; pages up to ahead bytes further are not worth the trouble. The
+  /// first call starts the thread: while a read is set up, clearing would only hold the lock on the
+  /// address space that setting it up needs, and keep the device waiting. Not thread-safe.
+  void Reached(std::uint64_t offset);
 
  private:
+  void Start();
   void Work(const std::stop_token& stop);
 
   std::span<std::byte> memory_;
   std::uint64_t ahead_;
+  bool to_be_started_;
   std::atomic<std::uint64_t> reached_ = 0;
   std::jthread thread_;  // last: joined before the rest goes
 };
