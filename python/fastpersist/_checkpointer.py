@@ -375,6 +375,9 @@ class Checkpointer:
         """A save is on its way."""
         return self._saver.in_flight()
 
+    def follow_in_handler(self) -> None:
+        self._saver.follow_in_handler()
+
     def drain_deadline(self) -> float:
         """When (time.monotonic) whoever ends the process no longer waits for it."""
         return self._saver.drain_deadline(self.drain_timeout)

@@ -7,6 +7,7 @@ checkpointers allow, and hands over to whoever handled the signal before.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import os
@@ -24,6 +25,8 @@ from fastpersist._log import logger
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SLICE = 0.05
 """Seconds. Between slices a second signal gets its turn."""
+_LOGGING = 1.0
+"""Seconds that a message may take when the process ends by a signal."""
 
 
 class Draining(Protocol):
@@ -32,6 +35,10 @@ class Draining(Protocol):
     handles_signals: bool
 
     def in_flight(self) -> bool: ...
+
+    def follow_in_handler(self) -> None:
+        """What its thread does for the save in flight, which may be kept from it: by a callback
+        that wants a lock of the interrupted code's."""
 
     def drain_deadline(self) -> float:
         """When (time.monotonic) waiting for it ends."""
@@ -128,13 +135,26 @@ def _drain(why: str) -> None:
             _log(f"{why}: a save in flight was not finished in time; the last complete one stays")
             busy = [one for one in busy if one not in late]
             continue
+        for one in busy:
+            one.follow_in_handler()
         time.sleep(_SLICE)
 
 
 def _log(message: str) -> None:
-    # The interrupted code may hold the logger's lock, which is reentrant, or a stream's.
-    with contextlib.suppress(RuntimeError):
-        logger.warning(message)
+    """In a thread that is waited for briefly: the interrupted code may hold a lock that a handler
+    of the program's log needs, or one of the modules queue and threading."""
+    told = _thread.allocate_lock()
+
+    def tell() -> None:
+        try:
+            logger.warning(message)
+        finally:
+            told.release()
+
+    told.acquire()
+    with contextlib.suppress(RuntimeError):  # no more threads
+        _thread.start_new_thread(tell, ())
+        told.acquire(timeout=_LOGGING)
 
 
 def _at_exit() -> None:

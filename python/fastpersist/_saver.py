@@ -70,6 +70,7 @@ class Saver:
     ) -> None:
         """options: of `settled_options`."""
         self.attached = Attached()
+        self._directory = os.fsdecode(root.path)
         self._refuse = refuse
         self._wait_timeout = wait_timeout
         self._verify = verify_source
@@ -225,6 +226,13 @@ class Saver:
         last = self._last
         return last is not None and not last._settled()
 
+    def follow_in_handler(self) -> None:
+        """Gives the verdict if it is due, without which nothing is committed."""
+        last = self._last
+        source = last._source if last is not None else None
+        if source is not None and source.core.wait_released(0.0, False):
+            source.judge()
+
     def never_destroy(self) -> list[Any]:
         """What must outlive a thread that does not end, or belongs to the parent's threads."""
         return [self, self._writer, self._pool, self._follower, self._last]
@@ -321,12 +329,14 @@ class Saver:
         if not last._is_given_up():  # then training has waited already
             if last._wait(self._wait_timeout):
                 return None
-            last._give_up(f"the next save waited for it for {self._wait_timeout:g} s")
+            waited = f"{self._wait_timeout:g} s"
+            last._give_up(f"the next save waited for that of step {last.step} for {waited}")
         if last._wait(_GIVING_UP):
             return None
         error = SaveInFlightError(
-            f"save failed: the storage has not answered for {self._wait_timeout:g} s, and still "
-            f"holds the save of step {last.step}; step {step} is not saved"
+            f"save failed on {self._directory}: the storage has not answered for "
+            f"{self._wait_timeout:g} s, and still holds the save of step {last.step}; step {step} "
+            "is not saved; look at the storage: saving goes on once it answers"
         )
         if self._follower.raises:
             raise error

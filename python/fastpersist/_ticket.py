@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -78,9 +79,9 @@ class Ticket:
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits until the save is done; what made it fail, or None. Raises TimeoutError."""
         self._check_process()
+        if not self._wait(timeout):
+            raise TimeoutError(f"the save of step {self.step} takes longer than {timeout} s")
         with self._condition:
-            if not self._condition.wait_for(lambda: self._done, timeout):
-                raise TimeoutError(f"the save of step {self.step} takes longer than {timeout} s")
             self._delivered = True
             return self._error
 
@@ -129,9 +130,18 @@ class Ticket:
         self.stall += seconds
 
     def _wait(self, timeout: float | None) -> bool:
-        """Waits until it is done, without taking notice of an error. False: the time is over."""
-        with self._condition:
-            return self._condition.wait_for(lambda: self._done, timeout)
+        """Waits until it is done, without taking notice of an error. False: the time is over.
+
+        In slices, as a signal that comes just before Python begins to block does not end the wait.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            with self._condition:
+                if self._condition.wait_for(lambda: self._done, min(_SLICE, left)):
+                    return True
+            if left <= _SLICE:
+                return False
 
     def _settled(self) -> bool:
         """Nothing more will be written. For signal handlers: never waits for Python code."""
