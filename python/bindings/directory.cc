@@ -16,6 +16,8 @@
 #include "commit/catalog.h"
 #include "commit/retention.h"
 #include "errors.h"
+#include "file/input_file.h"
+#include "layout/zip_reader.h"
 #include "unlocked.h"
 
 namespace nb = nanobind;
@@ -73,6 +75,7 @@ nb::list Streams(const commit::Manifest& manifest) {
     dict["format"] = Sentence(stream.format);
     dict["size"] = stream.size;
     dict["crc"] = stream.crc;
+    dict["record_crcs"] = nb::cast(stream.record_crcs);
     dict["parts"] = std::move(parts);
     list.append(std::move(dict));
   }
@@ -94,6 +97,21 @@ nb::dict EntryDict(const CatalogEntry& entry) {
   dict["world_size"] = known ? nb::cast(entry.manifest->world_size) : nb::none();
   dict["streams"] = known ? nb::object(Streams(*entry.manifest)) : nb::object(nb::list());
   return dict;
+}
+
+// What a file says of itself, without its data: to be compared with its manifest.
+nb::list RecordChecksums(const nb::bytes& path) {
+  const std::string name(path.c_str(), path.size());
+  const layout::ZipDirectory directory = Unwrap(Unlocked([&]() -> Result<layout::ZipDirectory> {
+    const auto file = file::InputFile::Open(name, file::RealFileOps());
+    if (!file) return std::unexpected(file.error());
+    return layout::ReadZipDirectory(*file);
+  }));
+  nb::list list;
+  for (const layout::ArchiveRecord& record : directory.records) {
+    list.append(nb::make_tuple(Sentence(record.name), record.crc));
+  }
+  return list;
 }
 
 nb::list Catalog(const SharedRoot& self) {
@@ -161,6 +179,7 @@ void BindDirectory(nb::module_& m) {
       .def("prune", &Prune, nb::arg("keep_last").none(), nb::arg("keep_every").none(),
            nb::arg("dry_run"))
       .def("close", [](SharedRoot& self) { self.root.reset(); });
+  m.def("record_checksums", &RecordChecksums, nb::arg("path"));
 }
 
 }  // namespace fastpersist::python

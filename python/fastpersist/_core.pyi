@@ -204,6 +204,8 @@ class File:
 
 def open(path: bytes) -> File: ...
 def open_arena(arena: Arena, name: str) -> File: ...
+def record_checksums(path: bytes) -> list[tuple[str, int]]:
+    """(name, CRC-32) of a torch file's records, in file order, as its central directory states."""
 
 class Root:
     """A directory of checkpoints. Open for writing it holds the lock until it is closed."""
@@ -223,7 +225,7 @@ class Root:
         """Newest first: name, step, state ("complete", "unfinished", "retired", "damaged", "newer",
         "foreign"), reason, bytes, sequence (or None); and from the manifest, None without one:
         metadata (JSON text), created, job, world_size, streams (dicts of name, format, size, crc,
-        parts; empty without a manifest)."""
+        record_crcs, parts; empty without a manifest)."""
 
     def retire(self, name: str) -> None:
         """Removes a checkpoint, by the name of its directory."""

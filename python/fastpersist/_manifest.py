@@ -10,27 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import struct
-import zipfile
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from fastpersist import _core
 from fastpersist._errors import (
     CorruptCheckpointError,
     NotFoundError,
     StorageError,
     UnsupportedFileError,
 )
-
-_MANIFEST = "manifest.json"
-_NO_ARCHIVE = (
-    zipfile.BadZipFile, zipfile.LargeZipFile, ValueError, NotImplementedError, EOFError,
-    OverflowError, struct.error,
-)  # fmt: skip
-"""What zipfile raises for files that are none of ours."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +36,8 @@ class Part:
     """In bytes."""
     crc: int
     """CRC-32 of all bytes."""
+    record_crcs: tuple[int, ...]
+    """Of the records of a torch file, in file order. Empty where the manifest has none."""
 
     @property
     def path(self) -> Path:
@@ -56,23 +50,22 @@ class Part:
         return self.files[0]
 
 
-def compare(directory: Path, parts: list[Part]) -> None:
-    """Compares files with the manifest in the directory, without reading their data.
+def compare(parts: list[Part]) -> None:
+    """Compares files with what their manifest says of them, without reading their data.
 
     Raises: CorruptCheckpointError for a file that the manifest does not describe; NotFoundError,
         StorageError.
     """
-    described = _record_crcs(directory / _MANIFEST)
     for part in parts:
-        expected = described.get(part.name, [])
-        if not expected:  # allowed by the format; then all bytes tell
+        if not part.record_crcs:  # allowed by the format; then all bytes tell
             if not is_as_written(part):
                 raise _another(part.path, "its CRC-32 is another")
             continue
-        found = _central_directory(part.path)
-        if len(found) != len(expected):
-            raise _another(part.path, f"it has {len(found)} records instead of {len(expected)}")
-        for (name, crc), wanted in zip(found, expected, strict=True):
+        found = _stated(part.path)
+        if len(found) != len(part.record_crcs):
+            count = len(part.record_crcs)
+            raise _another(part.path, f"it has {len(found)} records instead of {count}")
+        for (name, crc), wanted in zip(found, part.record_crcs, strict=True):
             if crc != wanted:
                 what = f"record '{name}' states CRC-32 {crc:08x} instead of {wanted:08x}"
                 raise _another(part.path, what, name, wanted, crc)
@@ -88,28 +81,12 @@ def is_as_written(part: Part) -> bool:
     return (read, crc) == (part.size, part.crc)
 
 
-def _record_crcs(path: Path) -> dict[str, list[int]]:
-    """From the names of the streams to the CRC-32 of their records, in file order."""
-    with _opened(path) as file:
-        text = file.read()
+def _stated(path: Path) -> list[tuple[str, int]]:
+    """(name, CRC-32) of the records, in file order, as the file's central directory has them."""
     try:
-        streams: list[dict[str, Any]] = json.loads(text)["manifest"]["streams"]
-        return {s["name"]: [int(crc, 16) for crc in s["record_crc32s"]] for s in streams}
-    except (ValueError, KeyError, TypeError) as error:  # it was good when it was listed
-        raise CorruptCheckpointError(
-            f"restore failed on {path}: the manifest is damaged: {error}", str(path)
-        ) from error
-
-
-def _central_directory(path: Path) -> list[tuple[str, int]]:
-    """(name, CRC-32) of the records, in file order."""
-    with _opened(path) as file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                records = sorted(archive.infolist(), key=lambda record: record.header_offset)
-        except _NO_ARCHIVE as error:
-            raise _another(path, str(error)) from error
-    return [(record.filename, record.CRC) for record in records]
+        return _core.record_checksums(os.fsencode(path))
+    except (CorruptCheckpointError, UnsupportedFileError) as error:
+        raise _another(path, str(error)) from error
 
 
 def _another(

@@ -168,7 +168,8 @@ def _candidates(directory: Path, complete: list[dict[str, Any]]) -> list[Candida
 
 def _part(directory: Path, stream: Mapping[str, Any]) -> _manifest.Part:
     files = tuple(directory / part["file"] for part in stream["parts"])
-    return _manifest.Part(stream["name"], files, stream["size"], stream["crc"])
+    crcs = tuple(stream["record_crcs"])
+    return _manifest.Part(stream["name"], files, stream["size"], stream["crc"], crcs)
 
 
 # --- Taking one ---
@@ -189,7 +190,7 @@ def restore_first(
         wanted = [(targets, candidate.state)]
         if per_rank is not None and (own := _own_part(candidate, strict)) is not None:
             wanted.append((per_rank, own))
-        _manifest.compare(candidate.path, [part for _, part in wanted])
+        _manifest.compare([part for _, part in wanted])
         restorations = [
             Restoration(target, part.path, strict, map_location, weights_only)
             for target, part in wanted
@@ -215,7 +216,7 @@ def load_first(look: Look, map_location: Any, weights_only: bool | None) -> Save
         parts = [candidate.state]
         if candidate.own is not None:
             parts.append(candidate.own)
-        _manifest.compare(candidate.path, parts)
+        _manifest.compare(parts)
         files = [(part.path, _core.open(os.fsencode(part.path))) for part in parts]
         made = [_load_opened(path, file, map_location, weights_only) for path, file in files]
         return Saved(
