@@ -40,7 +40,7 @@ CheckpointStream OwnedState::Stream(const std::string& name, pipeline::VerifySou
 }
 
 void OwnedState::Change() {
-  for (const std::size_t i : {0, 2}) {
+  for (const std::size_t i : {0U, 2U}) {
     for (std::byte& byte : made_->memory[i].bytes()) byte = ~byte;
   }
 }

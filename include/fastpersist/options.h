@@ -26,12 +26,12 @@ struct Options {
   Engine engine = Engine::kAuto;  ///< kAuto, or where to start in the order of Engine.
   std::optional<std::uint64_t>
       block_bytes;  ///< Bytes per write; a multiple of 4096. Default 4 MiB.
-  /// In flight, 1 to 256. Default 8; 2 when reading where the processor copies (loop devices, memory
-  /// used as a disk, no direct I/O).
+  /// In flight, 1 to 256. Default 8; 2 when reading where the processor copies (loop devices,
+  /// memory used as a disk, no direct I/O).
   std::optional<std::uint32_t> queue_depth;
   /// Page-locked. Default 64 MiB; when reading, one block more than are in flight.
   std::optional<std::uint64_t> staging_bytes;
-  bool direct = true;                          ///< Bypass the page cache where the file system can.
+  bool direct = true;         ///< Bypass the page cache where the file system can.
   bool sync = true;           ///< fdatasync(2) and a directory sync before the save returns.
   bool atomic = true;         ///< Write beside the target and rename; false writes in place.
   std::uint32_t retries = 1;  ///< Whole-file attempts after a storage error (ENOSPC, EIO, a sync).

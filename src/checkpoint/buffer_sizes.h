@@ -14,9 +14,9 @@ namespace fastpersist::checkpoint {
 inline constexpr std::uint64_t kDefaultBlock = std::uint64_t{4} << 20;
 inline constexpr std::uint32_t kDefaultDepth = 8;
 inline constexpr std::uint64_t kDefaultStaging = std::uint64_t{64} << 20;
-// Reading where the processor copies (from the page cache, or for the device): few blocks in flight, and one buffer more, so
-// that what has arrived is still in a cache when it is looked at and copied. Four times as many were
-// seen to cost a quarter of the speed.
+// Reading where the processor copies (from the page cache, or for the device): few blocks in
+// flight, and one buffer more, so that what has arrived is still in a cache when it is looked at
+// and copied. Four times as many were seen to cost a quarter of the speed.
 inline constexpr std::uint32_t kCopiedDepth = 2;
 // Below this, registering buffers costs more than it saves.
 inline constexpr std::uint64_t kMinRegistered = std::uint64_t{16} << 20;

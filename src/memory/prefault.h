@@ -18,8 +18,8 @@ namespace fastpersist::memory {
 
 class Prefault {
  public:
-  /// Clears from ahead bytes into the memory on: nearer ones the reads get to first. Small memory is
-  /// left to them altogether. The memory must outlive this object.
+  /// Clears from ahead bytes into the memory on: nearer ones the reads get to first. Small memory
+  /// is left to them altogether. The memory must outlive this object.
   Prefault(std::span<std::byte> memory, std::uint64_t ahead);
   Prefault(const Prefault&) = delete;
   Prefault& operator=(const Prefault&) = delete;

@@ -147,7 +147,7 @@ TEST(CheckpointFaults, APowerCutAtAnyMomentLeavesTheCheckpointBeforeOrTheNewOne)
            return Result<std::unique_ptr<engine::IoEngine>>(std::make_unique<FilesEngine>(files));
          }});
     OwnedState state(1);
-    for (const std::uint64_t step : {2, 3}) {
+    for (const std::uint64_t step : {2U, 3U}) {
       CheckpointRequest request{.step = step};
       request.streams.push_back(state.Stream());
       const auto ticket = writer.Submit(std::move(request));

@@ -109,7 +109,7 @@ TEST(CheckpointWriter, TheManifestDescribesEveryStream) {
   ASSERT_EQ(entry->state, commit::GenerationState::kComplete);
   EXPECT_EQ(entry->manifest->metadata, R"({"loss": 0.50})");
   ASSERT_EQ(entry->manifest->streams.size(), 2U);
-  for (const std::size_t i : {0, 1}) {
+  for (const std::size_t i : {0U, 1U}) {
     const auto& stream = entry->manifest->streams[i];
     const std::string content = (i == 0 ? main : rank).Content();
     EXPECT_EQ(stream.name, i == 0 ? "state.pt" : "rank-00000.pt");
@@ -296,7 +296,7 @@ TEST(CheckpointWriter, ASampleFindsAChangeWithinSixteenSaves) {
 TEST(CheckpointWriter, SavingAStepAgainReplacesItAndRetentionFollowsTheCommit) {
   CheckpointRun run(nullptr, {.keep_last = 2});
   OwnedState state(1);
-  for (const std::uint64_t step : {1, 2, 2, 3}) {
+  for (const std::uint64_t step : {1U, 2U, 2U, 3U}) {
     ASSERT_TRUE(run.Save(step, state));
   }
   const auto again = run.Save(4, state);

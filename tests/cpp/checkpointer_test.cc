@@ -130,7 +130,7 @@ TEST_F(CheckpointerTest, WhatIsNotLiveMayChangeAtOnceAndTheRestOnceItWasReleased
 }
 
 TEST_F(CheckpointerTest, WhatDoesNotFitIntoMemoryIsWrittenBeforeSaveReturns) {
-  for (const std::uint64_t memory : {0, 1, 500, 4096}) {
+  for (const std::uint64_t memory : {0U, 1U, 500U, 4096U}) {
     Checkpointer run = Opened(path(), {.memory = memory});
     Model model;
     const Model before = model;
@@ -219,7 +219,7 @@ TEST_F(CheckpointerTest, StepsAreListedDeletedAndRetired) {
   EXPECT_THAT(*run.AllSteps(), IsEmpty());
   EXPECT_EQ(run.Delete(1).error().code, ErrorCode::kNotFound);
   const Model model;
-  for (const std::uint64_t step : {9, 10, 13, 12, 11, 11}) {
+  for (const std::uint64_t step : {9U, 10U, 13U, 12U, 11U, 11U}) {
     ASSERT_TRUE(run.Save(step, model.state())->Get());
   }
   EXPECT_EQ(*run.LatestStep(), 11U) << "the last that was saved";
@@ -236,7 +236,7 @@ TEST_F(CheckpointerTest, ADamagedCheckpointIsSkippedForTheNextOlderOneWithTheRea
   const Model first = model;
   ASSERT_TRUE(run.Save(1, model.state())->Get());
   model.Change();
-  for (const std::uint64_t step : {2, 3, 4}) ASSERT_TRUE(run.Save(step, model.state())->Get());
+  for (const std::uint64_t step : {2U, 3U, 4U}) ASSERT_TRUE(run.Save(step, model.state())->Get());
   // The manifest, the size, and the structure: the last is seen only when the file is opened.
   WriteFile(path() + "/step-00000004/manifest.json", "{}");
   WriteFile(path() + "/step-00000003/state.pt", "short");
@@ -280,14 +280,14 @@ TEST_F(CheckpointerTest, AnotherStepsFileIsDamageAlthoughItIsWhole) {
 
 TEST_F(CheckpointerTest, TwoThatClaimToBeTheNewestAreToldApartByStepOnly) {
   const Model model;
-  for (const std::uint64_t step : {4, 7}) {
+  for (const std::uint64_t step : {4U, 7U}) {
     Checkpointer run = Opened(fmt::format("{}-{}", path(), step));
     ASSERT_TRUE(run.Save(step, model.state())->Get());
   }
   std::filesystem::rename(path() + "-7/step-00000007", path() + "-4/step-00000007");
   const std::string merged = path() + "-4";
   EXPECT_EQ(OpenCheckpoint(merged).error().code, ErrorCode::kCorrupt);
-  for (const std::uint64_t step : {4, 7}) EXPECT_EQ(OpenCheckpoint(merged, step)->step, step);
+  for (const std::uint64_t step : {4U, 7U}) EXPECT_EQ(OpenCheckpoint(merged, step)->step, step);
   std::filesystem::copy(merged + "/step-00000007", merged + "/best",
                         std::filesystem::copy_options::recursive);
   EXPECT_TRUE(OpenCheckpoint(merged, 4));

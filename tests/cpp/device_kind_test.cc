@@ -47,8 +47,8 @@ TEST_F(DeviceKindTest, DriversThatMoveBytesThemselvesAreKnownByName) {
 }
 
 TEST_F(DeviceKindTest, DisksAndNamesThatOnlyBeginAlikeReadByThemselves) {
-  for (const char* name : {"nvme0n1", "nvme0n1/nvme0n1p2", "sda", "sda/sda1", "vda", "dm-0", "md127",
-                           "rambo", "loop", "ramdisk0"}) {
+  for (const char* name : {"nvme0n1", "nvme0n1/nvme0n1p2", "sda", "sda/sda1", "vda", "dm-0",
+                           "md127", "rambo", "loop", "ramdisk0"}) {
     EXPECT_FALSE(Copies(Add(fmt::format("pci/block/{}", name)))) << name;
   }
 }
@@ -71,7 +71,8 @@ TEST_F(DeviceKindTest, AnUnknownDeviceAndACircleOfPartsEndWithNo) {
   EXPECT_FALSE(Copies(::makedev(0, 41)));
   const dev_t circle = Add("virtual/block/dm-0");
   Over("virtual/block/dm-0", "virtual/block/dm-0");
-  fs::create_symlink(directory_.path() / "nowhere", directory_.path() / "devices/virtual/block/dm-0/slaves/gone");
+  fs::create_symlink(directory_.path() / "nowhere",
+                     directory_.path() / "devices/virtual/block/dm-0/slaves/gone");
   EXPECT_FALSE(Copies(circle));
 }
 

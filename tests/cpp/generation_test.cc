@@ -92,7 +92,7 @@ TEST(GenerationTest, NumbersGoOnAfterDamagedAndRetiredOnes) {
   const TemporaryDirectory directory;
   {
     const auto root = OpenForWriting(directory.path());
-    for (const std::uint64_t step : {1, 2, 3}) ASSERT_TRUE(MakeCheckpoint(*root, step));
+    for (const std::uint64_t step : {1U, 2U, 3U}) ASSERT_TRUE(MakeCheckpoint(*root, step));
   }
   const std::string manifest = directory / "step-00000003/manifest.json";
   const std::string text = ReadFile(manifest);

@@ -185,7 +185,7 @@ TEST(ManifestTest, NamesThatLeadElsewhereAreRefused) {
 }
 
 TEST(ManifestTest, PartsMustMakeUpTheStream) {
-  const auto part = [](Json& m, int i) -> Json& { return m["streams"][0]["parts"][i]; };
+  const auto part = [](Json& m, std::size_t i) -> Json& { return m["streams"][0]["parts"][i]; };
   const std::string gaps = "without gaps";
   EXPECT_THAT(Refusal([&](Json& m) { part(m, 0)["length"] = 99; }), HasSubstr(gaps));
   EXPECT_THAT(Refusal([&](Json& m) { part(m, 0)["length"] = 101; }), HasSubstr(gaps));

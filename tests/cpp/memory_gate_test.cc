@@ -394,7 +394,7 @@ std::vector<bool> LookedAt(std::size_t count, std::uint64_t turn) {
 }
 
 TEST(MemoryGate, ASampleIsASixteenthAndReachesEverythingWithinSixteenSaves) {
-  for (const std::size_t count : {1, 2, 3, 15, 16, 17, 33}) {
+  for (const std::size_t count : {1U, 2U, 3U, 15U, 16U, 17U, 33U}) {
     for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{5}, UINT64_MAX - 7}) {
       std::vector<bool> seen(count);
       for (std::uint64_t turn = 0; turn < 16; ++turn) {

@@ -69,7 +69,7 @@ TEST(ChooseRetiredTest, KeepsTheLastAndThoseDivisible) {
 }
 
 TEST(ChooseRetiredTest, NeverTheNewest) {
-  for (const std::uint64_t keep : {0, 1}) {
+  for (const std::uint64_t keep : {0U, 1U}) {
     EXPECT_THAT(ChosenSteps(Complete({7}), {.keep_last = keep}), IsEmpty());
     EXPECT_THAT(ChosenSteps(Complete({7, 6}), {.keep_last = keep}), ElementsAre(6));
   }
@@ -104,7 +104,7 @@ class Retention : public ::testing::Test {
  protected:
   Retention() {
     const auto root = OpenForWriting(directory_.path());
-    for (const std::uint64_t step : {1, 2, 3}) EXPECT_TRUE(MakeCheckpoint(*root, step));
+    for (const std::uint64_t step : {1U, 2U, 3U}) EXPECT_TRUE(MakeCheckpoint(*root, step));
   }
   TemporaryDirectory directory_;
 };
@@ -213,7 +213,7 @@ TEST_F(Retention, WhicheverCallFailsTheOtherLeftoversGoAndWhatStaysIsNamed) {
     for (unsigned nth = 1;; ++nth) {
       const TemporaryDirectory directory;
       const auto root = OpenForWriting(directory.path());
-      for (const std::uint64_t step : {1, 2, 3}) ASSERT_TRUE(MakeCheckpoint(*root, step));
+      for (const std::uint64_t step : {1U, 2U, 3U}) ASSERT_TRUE(MakeCheckpoint(*root, step));
       fs::remove(directory / "step-00000001/manifest.json");
       fs::rename(directory / "step-00000002/manifest.json",
                  directory / "step-00000002/retired.json");
