@@ -8,11 +8,13 @@
 // kPulled extents are pulled from.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -62,6 +64,10 @@ class LateBytes {
   /// record whose body precedes the extent in the stream.
   virtual void Render(std::uint32_t late_id, std::span<const RecordDigest> records,
                       std::span<std::byte> out) const = 0;
+  /// The one record whose digest this extent depends on; none: it depends on all that precede it.
+  [[nodiscard]] virtual std::optional<std::uint32_t> NeedsOnly(std::uint32_t /*late_id*/) const {
+    return std::nullopt;
+  }
 };
 
 /// A body that does not lie in memory: what a stream needs to know of it before it is pulled.
@@ -88,6 +94,12 @@ class Stream {
   [[nodiscard]] std::uint32_t record_count() const { return record_count_; }
   /// Null for streams without late extents.
   [[nodiscard]] const LateBytes* late() const { return late_.get(); }
+  [[nodiscard]] const std::shared_ptr<const LateBytes>& shared_late() const { return late_; }
+  /// [0, head_end()) differs between processes that hold the same tensors: a torch file's pickle.
+  [[nodiscard]] std::uint64_t head_end() const { return head_end_; }
+  /// [tail_begin(), size()) depends on the checksums of all that precedes it; size() if nothing
+  /// does.
+  [[nodiscard]] std::uint64_t tail_begin() const { return std::min(tail_begin_, size()); }
   /// Null for streams without pulled extents.
   [[nodiscard]] const PulledBytes* pulled() const { return pulled_.get(); }
   /// What the pulled extents are pulled from; to be given before the stream is written.
@@ -99,6 +111,8 @@ class Stream {
   std::vector<std::byte> generated_;
   std::shared_ptr<const LateBytes> late_;
   std::uint32_t record_count_ = 0;
+  std::uint64_t head_end_ = 0;
+  std::uint64_t tail_begin_ = std::numeric_limits<std::uint64_t>::max();
   std::shared_ptr<const PulledBytes> pulled_;
 };
 
@@ -114,6 +128,9 @@ class StreamBuilder {
   void AddMemory(std::span<const std::byte> bytes, std::uint32_t body_of = kNoRecord);
   void AddLate(std::uint64_t length, std::uint32_t late_id, std::uint32_t body_of = kNoRecord);
   void AddPulled(PulledBody body, std::uint32_t body_of = kNoRecord);
+  /// What was added so far is the head; what comes is the tail.
+  void EndHead() { stream_.head_end_ = offset_; }
+  void BeginTail() { stream_.tail_begin_ = offset_; }
 
   [[nodiscard]] Stream Finish(std::uint32_t record_count, std::shared_ptr<const LateBytes> late) &&;
 

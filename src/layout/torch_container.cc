@@ -53,6 +53,10 @@ class TorchTail final : public LateBytes {
     std::ranges::copy(bytes, out.begin());
   }
 
+  [[nodiscard]] std::optional<std::uint32_t> NeedsOnly(std::uint32_t late_id) const override {
+    return late_id < Count() ? std::optional(late_id) : std::nullopt;
+  }
+
  private:
   [[nodiscard]] std::uint32_t Count() const { return static_cast<std::uint32_t>(entries_.size()); }
 
@@ -164,6 +168,8 @@ Result<Stream> LayOutTorchContainer(std::span<const Record> given,
 
   const auto id = static_cast<std::uint32_t>(records.size());
   for (std::uint32_t i = 0; i < id; ++i) {
+    // From the version on torch's writer is closing the file.
+    if (i == given.size()) builder.BeginTail();
     add_header(i);
     if (records[i].pulled) {
       builder.AddPulled(*records[i].pulled, i);
@@ -173,6 +179,7 @@ Result<Stream> LayOutTorchContainer(std::span<const Record> given,
       builder.AddGenerated(records[i].body, i);
     }
     builder.AddLate(entries[i].DescriptorLength(), i);
+    if (i == 0) builder.EndHead();  // the pickle, which is torch's first record
   }
   add_header(id);
   auto tail = std::make_shared<TorchTail>(entries, NamesHash(records));
