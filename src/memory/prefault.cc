@@ -38,7 +38,7 @@ void Prefault::Start() {
     thread_ = std::jthread([this](const std::stop_token& stop) { Work(stop); });
     ::pthread_setname_np(thread_.native_handle(), "fastpersist-mem");
   } catch (const std::system_error&) {
-    // No thread to be had: the reads clear their pages themselves.
+    return;  // no thread to be had: the reads clear their pages themselves
   }
 }
 

@@ -26,10 +26,10 @@ struct Divisible {
 
 /// Returns one range per weight, in order, that cover [0, size) without gap or overlap; ranges may
 /// be empty. Boundaries are multiples of align. Where head and tail fit into their writers' shares,
-/// every range is within one align of its share, and with equal weights no two differ by more than
-/// that; otherwise the writer of a head or tail that is longer than its share gets nothing else,
-/// and the others divide the rest. Where head and tail meet in one block, the first writer gets
-/// all.
+/// every range is within one align of its share of the blocks, and with equal weights no two differ
+/// by more than that; otherwise the writer of a head or tail that is longer than its share gets
+/// nothing else, and the others divide the rest. Where head and tail meet in one block, the first
+/// writer gets all.
 ///
 /// weights: how fast each writer is, in any unit; a writer of weight 0 gets nothing, unless it is
 /// the first or last with a head or tail to write. Equal when all are 0. Preconditions: weights is

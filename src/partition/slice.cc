@@ -22,7 +22,7 @@ class Cutter {
   Slice Run() && {
     for (std::uint32_t i = First(); i < whole_.extents().size(); ++i) {
       const Extent& extent = whole_.extents()[i];
-      if (extent.offset >= range_.end) break;
+      if (extent.offset >= range_.end || range_.begin == range_.end) break;
       Add(extent, i);
     }
     slice_.stream = std::move(builder_).Finish(whole_.record_count(), whole_.shared_late());
