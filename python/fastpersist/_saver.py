@@ -29,6 +29,8 @@ LEAST_MEMORY = 1 << 20
 _MOST_STAGING = 64 << 20
 _TORCH_ALIGNMENT = 64
 """Bytes. Of the addresses that torch gives tensors on the CPU."""
+_SLICE = 0.1
+"""Seconds. Between slices a signal gets its turn."""
 _GIVING_UP = 1.0
 """Seconds from giving a save up, or telling the follower to end, to its end; unless the storage
 does not answer at all, or a callback does not return."""
@@ -203,7 +205,12 @@ class Saver:
         limit = 0.0 if callback else threading.TIMEOUT_MAX if timeout is None else max(timeout, 0.0)
         taken = False
         try:
-            taken = self._saving.acquire(timeout=min(limit, threading.TIMEOUT_MAX))
+            deadline = time.monotonic() + limit
+            while not taken:  # in slices, as a ticket waits, so that no signal goes unheard
+                left = max(0.0, deadline - time.monotonic())
+                taken = self._saving.acquire(timeout=min(_SLICE, left))
+                if left <= _SLICE:
+                    break
             if callback and not taken:
                 raise SaveInFlightError(
                     f"{what} failed: it was called in a callback while a thread is in save() or "
