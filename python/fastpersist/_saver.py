@@ -23,14 +23,12 @@ from fastpersist._errors import ArgumentError, Error, SaveInFlightError
 from fastpersist._follower import Follower
 from fastpersist._options import Options, resolve
 from fastpersist._recovery import RANK_FILE, STATE_FILE
-from fastpersist._ticket import Source, Ticket
+from fastpersist._ticket import Source, Ticket, slice_until
 
 LEAST_MEMORY = 1 << 20
 _MOST_STAGING = 64 << 20
 _TORCH_ALIGNMENT = 64
 """Bytes. Of the addresses that torch gives tensors on the CPU."""
-_SLICE = 0.1
-"""Seconds. Between slices a signal gets its turn."""
 _GIVING_UP = 1.0
 """Seconds from giving a save up, or telling the follower to end, to its end; unless the storage
 does not answer at all, or a callback does not return."""
@@ -205,11 +203,10 @@ class Saver:
         limit = 0.0 if callback else threading.TIMEOUT_MAX if timeout is None else max(timeout, 0.0)
         taken = False
         try:
-            deadline = time.monotonic() + limit
+            deadline = time.perf_counter() + limit
             while not taken:  # in slices, as a ticket waits, so that no signal goes unheard
-                left = max(0.0, deadline - time.monotonic())
-                taken = self._saving.acquire(timeout=min(_SLICE, left))
-                if left <= _SLICE:
+                taken = self._saving.acquire(timeout=slice_until(deadline))
+                if time.perf_counter() >= deadline:
                     break
             if callback and not taken:
                 raise SaveInFlightError(

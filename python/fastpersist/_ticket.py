@@ -134,13 +134,12 @@ class Ticket:
 
         In slices, as a signal that comes just before Python begins to block does not end the wait.
         """
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.perf_counter() + timeout
         while True:
-            left = max(0.0, deadline - time.monotonic())
             with self._condition:
-                if self._condition.wait_for(lambda: self._done, min(_SLICE, left)):
+                if self._condition.wait_for(lambda: self._done, slice_until(deadline)):
                     return True
-            if left <= _SLICE:
+            if time.perf_counter() >= deadline:
                 return False
 
     def _settled(self) -> bool:
@@ -250,7 +249,7 @@ class Source:
         start = time.perf_counter()
         deadline = start + self._wait_timeout
         try:
-            while not self.core.wait_released(_slice_until(deadline), True):
+            while not self.core.wait_released(slice_until(deadline), True):
                 if time.perf_counter() >= deadline:
                     self.give_up(
                         f"the storage did not take the bytes within {self._wait_timeout:g} s, and "
@@ -325,7 +324,8 @@ class Source:
         self._watched = []
 
 
-def _slice_until(deadline: float) -> float:
+def slice_until(deadline: float) -> float:
+    """Seconds to wait in one piece, for a wait that ends then (time.perf_counter)."""
     return max(0.0, min(_SLICE, deadline - time.perf_counter()))
 
 

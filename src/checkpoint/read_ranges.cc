@@ -93,7 +93,7 @@ class ReadAttempt {
     const DataFile data(file_, options_, *environment_.files);
     const plan::DeviceLimits& limits = data.limits();
     const std::uint64_t span = wanted.empty() ? 0 : wanted.back().end - wanted.front().begin;
-    const unsigned depth = options_.queue_depth.value_or(data.Depth());
+    const unsigned depth = options_.queue_depth ? *options_.queue_depth : data.Depth();
     // One more than are in flight: it is looked at meanwhile.
     const std::uint64_t staging_bytes = std::min(
         (std::uint64_t{depth} + 1) * options_.block_bytes.value_or(kDefaultBlock), kDefaultStaging);

@@ -27,16 +27,14 @@ bool NameCopies(const std::string& name) {
 }
 
 // A partition has its disk's name as a prefix. A volume or RAID is as its parts are: all are asked,
-// since one that copies sets the pace.
-bool FolderCopies(const fs::path& folder, int levels) {
-  if (NameCopies(folder.filename().string())) return true;
+// since one that copies sets the pace. They are listed by name, as links to folders like this one.
+bool AnyPartCopies(const fs::path& folder, int levels) {
   if (levels == 0) return false;
   std::error_code error;
   for (auto part = fs::directory_iterator(folder / "slaves", error);
        !error && part != fs::directory_iterator(); part.increment(error)) {
-    std::error_code missing;
-    const fs::path below = fs::canonical(part->path(), missing);
-    if (!missing && FolderCopies(below, levels - 1)) return true;
+    if (NameCopies(part->path().filename().string())) return true;
+    if (AnyPartCopies(part->path(), levels - 1)) return true;
   }
   return false;
 }
@@ -44,10 +42,10 @@ bool FolderCopies(const fs::path& folder, int levels) {
 }  // namespace
 
 bool ProcessorCopies(dev_t device, const std::string& sysfs) {
+  const fs::path link = fmt::format("{}/dev/block/{}:{}", sysfs, ::major(device), ::minor(device));
   std::error_code error;
-  const fs::path folder = fs::canonical(
-      fmt::format("{}/dev/block/{}:{}", sysfs, ::major(device), ::minor(device)), error);
-  return !error && FolderCopies(folder, kMaxLevels);
+  const fs::path folder = fs::read_symlink(link, error);
+  return !error && (NameCopies(folder.filename().string()) || AnyPartCopies(link, kMaxLevels));
 }
 
 }  // namespace fastpersist::file

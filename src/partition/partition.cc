@@ -5,6 +5,8 @@
 #include <cassert>
 #include <numeric>
 
+#include "base/align.h"
+
 namespace fastpersist::partition {
 namespace {
 
@@ -60,10 +62,10 @@ std::vector<std::uint64_t> Bounds(std::uint64_t head_end, std::uint64_t tail_beg
 
 std::vector<plan::Range> Divide(const Divisible& stream, std::span<const std::uint64_t> weights,
                                 std::uint64_t align) {
-  assert(!weights.empty() && align > 0);
+  assert(!weights.empty());
   assert(stream.head_end <= stream.tail_begin && stream.tail_begin <= stream.size);
-  const std::uint64_t end = stream.size / align + (stream.size % align != 0 ? 1 : 0);
-  const std::uint64_t head_end = stream.head_end / align + (stream.head_end % align != 0 ? 1 : 0);
+  const std::uint64_t end = base::AlignUp(stream.size, align) / align;
+  const std::uint64_t head_end = base::AlignUp(stream.head_end, align) / align;
   const bool has_tail = stream.tail_begin < stream.size;
   const std::uint64_t tail_begin = has_tail ? stream.tail_begin / align : end;
   std::vector<plan::Range> ranges(weights.size(), {.begin = stream.size, .end = stream.size});

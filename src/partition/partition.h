@@ -33,7 +33,7 @@ struct Divisible {
 ///
 /// weights: how fast each writer is, in any unit; a writer of weight 0 gets nothing, unless it is
 /// the first or last with a head or tail to write. Equal when all are 0. Preconditions: weights is
-/// not empty; align > 0; head_end <= tail_begin <= size.
+/// not empty; align is a power of two; head_end <= tail_begin <= size.
 [[nodiscard]] std::vector<plan::Range> Divide(const Divisible& stream,
                                               std::span<const std::uint64_t> weights,
                                               std::uint64_t align);

@@ -3,13 +3,12 @@
 // same road as a whole file. What it cannot know are bytes that depend on checksums of records that
 // lie, wholly or in part, in other slices: the descriptor of a record that began in another one,
 // and the end of the file. There it has zeros of the right length, and a list of patches: once all
-// have written, the checksums are put together (Combine), the patches rendered (RenderPatches) and
+// have written, the checksums are put together (Combine), the patches rendered (RenderPatch) and
 // written over the zeros.
 //
 // Pure: no files, no threads. The whole stream must outlive its slices: they refer to its memory.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
